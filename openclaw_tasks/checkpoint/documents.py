@@ -1,0 +1,231 @@
+"""The run's JSON documents: claim, start, holder, base manifest, pin.
+
+Each is an immutable value that knows the key it belongs under. Its bytes are canonical JSON with their own
+digest (storage/digested_json.py); reading checks the digest, the exact set and types of fields, and that the
+document is the one its key names. Floats that must come back bit for bit travel as `float.hex()` text.
+FORMAT.md lists every field.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from openclaw_tasks.checkpoint import paths
+from openclaw_tasks.checkpoint.paths import BaseName, GroupName, ObjectName, StartName
+from openclaw_tasks.errors import DamagedError, UsageError
+from openclaw_tasks.storage.digested_json import canonical_json, read_digested, write_digested
+from openclaw_tasks.storage.store import Buffer
+
+FORMAT = 1
+Count = Field(ge=0)
+Ordinal = Field(ge=1)
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Process(_Strict):
+    """Who wrote a document, for people and for "is that pid on this host dead?"."""
+
+    host: str
+    boot: str
+    """The host's boot id: a pid means nothing after a reboot, or on another machine of the same name."""
+    pid: int = Ordinal
+    started: int = Count
+    """Start time of the process in clock ticks since boot, so that a reused pid is not taken for it."""
+
+
+class GroupRef(_Strict):
+    """A group that a lineage goes through."""
+
+    run: str
+    """Another run's name where a rewind references its parent's groups."""
+    epoch: int = Ordinal
+    writer: str
+    sequence: int = Ordinal
+    first: int = Ordinal
+    last: int = Ordinal
+    attempt: int = Count
+    upto: int = Ordinal
+    """Last step that belongs to the lineage: `last`, or less where a rollback cut inside the group."""
+    payload_digest: str
+
+    @property
+    def name(self) -> GroupName:
+        return GroupName(self.epoch, self.writer, self.sequence, self.first, self.last, self.attempt)
+
+
+class BaseRef(_Strict):
+    """A base that a lineage may start from."""
+
+    run: str
+    step: int = Count
+    epoch: int = Ordinal
+    writer: str
+
+    @property
+    def name(self) -> BaseName:
+        return BaseName(self.step, self.epoch, self.writer)
+
+
+class Document(_Strict):
+    """What all documents share: how they become bytes and are read back."""
+
+    kind: ClassVar[str]
+    run: str
+
+    @property
+    def key(self) -> str:
+        """The key that this document belongs under."""
+        raise AssertionError(f"{type(self).__name__} has no key")
+
+    def to_bytes(self) -> bytes:
+        return write_digested({"format": FORMAT, "kind": self.kind, **self.model_dump(mode="json")})
+
+    @classmethod
+    def parse(cls, data: Buffer, key: str) -> Self:
+        """The document read under `key`.
+
+        DamagedError if it is not whole or not the one that `key` names; UsageError if it is whole but of a
+        format that this version does not know.
+        """
+        fields = read_digested(data, key)
+        written = fields.pop("format", None)
+        if written != FORMAT:
+            raise UsageError(f"{key}: format {written!r}, but this version reads {FORMAT}: upgrade")
+        if fields.pop("kind", None) != cls.kind:
+            raise DamagedError(f"{key}: not a {cls.kind} document")
+        try:
+            document = cls.model_validate_json(canonical_json(fields))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise DamagedError(f"{key}: {where}: {first['msg']}") from error
+        if document.key != key:
+            raise DamagedError(f"{key}: holds the document of {document.key}")
+        return document
+
+
+class Claim(Document):
+    """The right to an epoch: create-only on all targets, held with W of them."""
+
+    kind: ClassVar[str] = "claim"
+    epoch: int = Ordinal
+    writer: str
+    process: Process
+
+    @property
+    def key(self) -> str:
+        return paths.claim_key(self.run, self.epoch)
+
+
+class Start(Document):
+    """The beginning of an epoch's log, with everything that came before it."""
+
+    kind: ClassVar[str] = "start"
+    epoch: int = Ordinal
+    writer: str
+    n: int = Ordinal
+    m: int = Count
+    target_uuids: tuple[str, ...]
+    parent: str | None
+    """Key of the start that this lineage goes on from; None for a run's first."""
+    groups: tuple[GroupRef, ...]
+    bases: tuple[BaseRef, ...]
+    skipped_steps: tuple[int, ...]
+    """Steps that a rollback says to skip, ascending."""
+    reason: str
+    """Why this epoch began: "first", "resume", "rollback", "rewind", ... For people and for reports."""
+    job: dict[str, Any]
+    """The resolved job."""
+    identity: dict[str, Any]
+    """Fingerprints of dataset, recipe source and arithmetic."""
+    process: Process
+
+    @property
+    def name(self) -> StartName:
+        return StartName(self.epoch, self.writer)
+
+    @property
+    def key(self) -> str:
+        return self.name.key(self.run)
+
+
+class Holder(Document):
+    """Who holds the run now. Replaced every 2 s; a watcher looks at `counter` on its own clock."""
+
+    kind: ClassVar[str] = "holder"
+    epoch: int = Ordinal
+    writer: str
+    counter: int = Count
+    released: bool
+    """True once the holder has ended in order: nobody needs to wait for its lease."""
+    process: Process
+
+    @property
+    def key(self) -> str:
+        return paths.holder_key(self.run)
+
+
+class BaseObject(_Strict):
+    """One erasure-coded object of a base."""
+
+    name: str
+    attempt: int = Count
+    """Which attempt's stripes are the object's; others are leftovers."""
+    object_bytes: int = Count
+    object_digest: str
+    """SHA-256 of the object itself, unpacked."""
+    payload_bytes: int = Count
+    payload_digest: str
+    """SHA-256 of what went into the erasure code."""
+
+
+class BaseManifest(Document):
+    """Written last: a base exists when its manifest does."""
+
+    kind: ClassVar[str] = "base"
+    step: int = Count
+    epoch: int = Ordinal
+    writer: str
+    n: int = Ordinal
+    m: int = Count
+    applied: int = Count
+    objects: tuple[BaseObject, ...]
+    plain: dict[str, Any]
+    """State that is not tensors: counters, optimizer scalars and groups, scaler."""
+    weights_digest: str
+    state_digest: str
+
+    @property
+    def name(self) -> BaseName:
+        return BaseName(self.step, self.epoch, self.writer)
+
+    @property
+    def key(self) -> str:
+        return self.name.manifest_key(self.run)
+
+    def object_name(self, entry: BaseObject) -> ObjectName:
+        return ObjectName(self.name, entry.name, entry.attempt)
+
+
+class Pin(Document):
+    """A reader's lease on bases and groups; it renews `counter`, retention watches that on its own clock."""
+
+    kind: ClassVar[str] = "pin"
+    id: str
+    counter: int = Count
+    bases: tuple[BaseRef, ...]
+    groups: tuple[GroupRef, ...]
+    purpose: str
+    process: Process
+
+    @property
+    def key(self) -> str:
+        return paths.pin_key(self.run, self.id)
+
+
+DocumentKind = Literal["claim", "start", "holder", "base", "pin"]
