@@ -8,12 +8,13 @@ FORMAT.md lists every field.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from openclaw_tasks.checkpoint import paths
-from openclaw_tasks.checkpoint.paths import BaseName, GroupName, ObjectName, StartName
+from openclaw_tasks.checkpoint.lineage import BaseRef, GroupRef
+from openclaw_tasks.checkpoint.paths import BaseMark, BaseName, ObjectName, StartName
 from openclaw_tasks.errors import DamagedError, UsageError
 from openclaw_tasks.storage.digested_json import canonical_json, read_digested, write_digested
 from openclaw_tasks.storage.store import Buffer
@@ -36,39 +37,6 @@ class Process(_Strict):
     pid: int = Ordinal
     started: int = Count
     """Start time of the process in clock ticks since boot, so that a reused pid is not taken for it."""
-
-
-class GroupRef(_Strict):
-    """A group that a lineage goes through."""
-
-    run: str
-    """Another run's name where a rewind references its parent's groups."""
-    epoch: int = Ordinal
-    writer: str
-    sequence: int = Ordinal
-    first: int = Ordinal
-    last: int = Ordinal
-    attempt: int = Count
-    upto: int = Ordinal
-    """Last step that belongs to the lineage: `last`, or less where a rollback cut inside the group."""
-    payload_digest: str
-
-    @property
-    def name(self) -> GroupName:
-        return GroupName(self.epoch, self.writer, self.sequence, self.first, self.last, self.attempt)
-
-
-class BaseRef(_Strict):
-    """A base that a lineage may start from."""
-
-    run: str
-    step: int = Count
-    epoch: int = Ordinal
-    writer: str
-
-    @property
-    def name(self) -> BaseName:
-        return BaseName(self.step, self.epoch, self.writer)
 
 
 class Document(_Strict):
@@ -135,10 +103,14 @@ class Start(Document):
     """Key of the start that this lineage goes on from; None for a run's first."""
     groups: tuple[GroupRef, ...]
     bases: tuple[BaseRef, ...]
-    skipped_steps: tuple[int, ...]
-    """Steps that a rollback says to skip, ascending."""
+    skip: tuple[int, ...]
+    """Steps that a rollback says not to compute, ascending."""
+    floor: int = Count
+    """Bases before this step, and records up to it, may be gone by retention."""
+    end_step: int = Count
+    """Last step of the lineage; a rollback may cut inside a group."""
     reason: str
-    """Why this epoch began: "first", "resume", "rollback", "rewind", ... For people and for reports."""
+    """Why this epoch began: "first", "resume", "rollback", ... For people and for reports."""
     job: dict[str, Any]
     """The resolved job."""
     identity: dict[str, Any]
@@ -212,20 +184,40 @@ class BaseManifest(Document):
         return ObjectName(self.name, entry.name, entry.attempt)
 
 
+class BaseNote(Document):
+    """What was found out about a base after it was written: verified by replay, or never to be used again."""
+
+    kind: ClassVar[str] = "base-note"
+    step: int = Count
+    epoch: int = Ordinal
+    writer: str
+    mark: BaseMark
+    facts: dict[str, Any]
+
+    @property
+    def name(self) -> BaseName:
+        return BaseName(self.step, self.epoch, self.writer)
+
+    @property
+    def key(self) -> str:
+        return self.name.mark_key(self.run, self.mark)
+
+
 class Pin(Document):
-    """A reader's lease on bases and groups; it renews `counter`, retention watches that on its own clock."""
+    """A reader's lease on what stands in one start's lineage from a base on.
+
+    The reader renews `counter`; retention watches that on its own clock.
+    """
 
     kind: ClassVar[str] = "pin"
     id: str
     counter: int = Count
     bases: tuple[BaseRef, ...]
-    groups: tuple[GroupRef, ...]
+    first: int = Count
+    """First step whose record is still needed."""
     purpose: str
     process: Process
 
     @property
     def key(self) -> str:
         return paths.pin_key(self.run, self.id)
-
-
-DocumentKind = Literal["claim", "start", "holder", "base", "pin"]

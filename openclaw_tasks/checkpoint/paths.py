@@ -6,6 +6,7 @@
     <run>/log/<epoch>-<writer>/<seq>.<first>-<last>.<attempt>/<stripe>
     <run>/base/<step>-<epoch>-<writer>/<object>.<attempt>/<stripe>
     <run>/base/<step>-<epoch>-<writer>.json                 a base's manifest, written last
+    <run>/base/<step>-<epoch>-<writer>.<mark>.json          found out later: verified, quarantined
     <run>/pin/<id>.json                                     a reader's lease
 
 Numbers are decimal without leading zeros, so a name has one spelling. They are compared as integers,
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from openclaw_tasks.errors import JobError
 from openclaw_tasks.storage.store import TARGET_KEY
@@ -30,8 +31,11 @@ _START = re.compile(rf"start/{_NUMBER}-{_WORD}\.json")
 _GROUP = re.compile(rf"log/{_NUMBER}-{_WORD}/{_NUMBER}\.{_NUMBER}-{_NUMBER}\.{_NUMBER}/{_NUMBER}")
 _OBJECT = re.compile(rf"base/{_NUMBER}-{_NUMBER}-{_WORD}/{_WORD}\.{_NUMBER}/{_NUMBER}")
 _MANIFEST = re.compile(rf"base/{_NUMBER}-{_NUMBER}-{_WORD}\.json")
+_MARK = re.compile(rf"base/{_NUMBER}-{_NUMBER}-{_WORD}\.(verified|quarantined)\.json")
 _PIN = re.compile(rf"pin/{_WORD}\.json")
 _WORD_ONLY = re.compile(_WORD)
+
+BaseMark: TypeAlias = Literal["verified", "quarantined"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -92,6 +96,9 @@ class BaseName:
 
     def manifest_key(self, run: str) -> str:
         return f"{base_prefix(run)}{self.step}-{self.epoch}-{self.writer}.json"
+
+    def mark_key(self, run: str, mark: BaseMark) -> str:
+        return f"{base_prefix(run)}{self.step}-{self.epoch}-{self.writer}.{mark}.json"
 
     def folder(self, run: str) -> str:
         """Prefix of all its objects' keys, with its final slash."""
@@ -195,6 +202,15 @@ def parse_group_key(run: str, key: str) -> tuple[GroupName, int] | None:
 def parse_manifest_key(run: str, key: str) -> BaseName | None:
     match = _match(_MANIFEST, run, key)
     return None if match is None or int(match[2]) < 1 else BaseName(int(match[1]), int(match[2]), match[3])
+
+
+def parse_mark_key(run: str, key: str) -> tuple[BaseName, BaseMark] | None:
+    """The base that a mark is about, and the mark."""
+    match = _match(_MARK, run, key)
+    if match is None or int(match[2]) < 1:
+        return None
+    name = BaseName(int(match[1]), int(match[2]), match[3])
+    return name, "verified" if match[4] == "verified" else "quarantined"
 
 
 def parse_object_key(run: str, key: str) -> tuple[ObjectName, int] | None:

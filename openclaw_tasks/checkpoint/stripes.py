@@ -2,7 +2,7 @@
 
 A stripe file is: magic, header length, canonical JSON header, SHA-256 of those three, data (FORMAT.md).
 Nothing is decoded before everything about it is checked. zfec checks none of its arguments: a flipped byte
-or a wrong number decodes to garbage in silence (seaweedfs/seaweedfs#7832), a number given twice loops for ever.
+or a wrong number decodes to garbage in silence (seaweedfs/seaweedfs#7832), a repeated number loops for ever.
 """
 
 from __future__ import annotations

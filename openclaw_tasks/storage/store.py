@@ -67,7 +67,7 @@ class Target(Store, Protocol):
         """Remove again what `make_root` made, where it is still empty."""
 
     def bind(self, key: str) -> None:
-        """From now on the object `key` is the target's identity: if it is gone or another, so is the target."""
+        """From now on the object `key` is the target's identity: without that very one the target is lost."""
 
 
 def check_key(key: str) -> str:
