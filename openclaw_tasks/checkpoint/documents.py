@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from openclaw_tasks.checkpoint import paths
 from openclaw_tasks.checkpoint.lineage import BaseRef, GroupRef
-from openclaw_tasks.checkpoint.paths import BaseMark, BaseName, ObjectName, StartName
+from openclaw_tasks.checkpoint.paths import BaseMark, BaseName, GroupName, ObjectName, StartName
 from openclaw_tasks.errors import DamagedError, UsageError
 from openclaw_tasks.storage.digested_json import canonical_json, read_digested, write_digested
 from openclaw_tasks.storage.store import Buffer
@@ -135,6 +135,10 @@ class Holder(Document):
     counter: int = Count
     released: bool
     """True once the holder has ended in order: nobody needs to wait for its lease."""
+    durable_step: int = Count
+    """Last step acknowledged so far: a history that ends before it has lost something."""
+    agents: tuple[Process, ...]
+    """Processes that still put what they hold when the holder dies; a takeover lets them finish."""
     process: Process
 
     @property
@@ -201,6 +205,40 @@ class BaseNote(Document):
     @property
     def key(self) -> str:
         return self.name.mark_key(self.run, self.mark)
+
+
+class Degraded(Document):
+    """A group that fewer than n targets acknowledged; create-only, durable before it is acknowledged.
+
+    Tells an acknowledged group of which little is left from one that was never put whole.
+    """
+
+    kind: ClassVar[str] = "degraded"
+    epoch: int = Ordinal
+    writer: str
+    sequence: int = Ordinal
+    first: int = Ordinal
+    last: int = Ordinal
+    attempt: int = Count
+
+    @property
+    def key(self) -> str:
+        name = GroupName(self.epoch, self.writer, self.sequence, self.first, self.last, self.attempt)
+        return name.degraded_key(self.run)
+
+
+class Floor(Document):
+    """Retention's announcement, durable before the first delete: no epoch after it needs what lies before."""
+
+    kind: ClassVar[str] = "floor"
+    epoch: int = Ordinal
+    writer: str
+    step: int = Count
+    """The older kept base's step: bases before it, and records up to it, may be gone."""
+
+    @property
+    def key(self) -> str:
+        return StartName(self.epoch, self.writer).floor_key(self.run, self.step)
 
 
 class Pin(Document):

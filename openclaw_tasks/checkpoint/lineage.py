@@ -64,6 +64,7 @@ class BaseSpec(JsonValue):
     epoch: int
     writer: str
     step: int
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)

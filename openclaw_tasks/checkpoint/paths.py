@@ -4,9 +4,11 @@
     <run>/claim/<epoch>                                     create-only, on all targets
     <run>/start/<epoch>-<writer>.json                       an epoch's start, with its lineage
     <run>/log/<epoch>-<writer>/<seq>.<first>-<last>.<attempt>/<stripe>
+    <run>/log/<epoch>-<writer>/<seq>.<first>-<last>.<attempt>/degraded.json   acknowledged with fewer than n
     <run>/base/<step>-<epoch>-<writer>/<object>.<attempt>/<stripe>
     <run>/base/<step>-<epoch>-<writer>.json                 a base's manifest, written last
     <run>/base/<step>-<epoch>-<writer>.<mark>.json          found out later: verified, quarantined
+    <run>/floor/<epoch>-<writer>.<step>.json                retention: what lies before may be gone
     <run>/pin/<id>.json                                     a reader's lease
 
 Numbers are decimal without leading zeros, so a name has one spelling. They are compared as integers,
@@ -29,6 +31,8 @@ _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _CLAIM = re.compile(rf"claim/{_NUMBER}")
 _START = re.compile(rf"start/{_NUMBER}-{_WORD}\.json")
 _GROUP = re.compile(rf"log/{_NUMBER}-{_WORD}/{_NUMBER}\.{_NUMBER}-{_NUMBER}\.{_NUMBER}/{_NUMBER}")
+_DEGRADED = re.compile(rf"log/{_NUMBER}-{_WORD}/{_NUMBER}\.{_NUMBER}-{_NUMBER}\.{_NUMBER}/degraded\.json")
+_FLOOR = re.compile(rf"floor/{_NUMBER}-{_WORD}\.{_NUMBER}\.json")
 _OBJECT = re.compile(rf"base/{_NUMBER}-{_NUMBER}-{_WORD}/{_WORD}\.{_NUMBER}/{_NUMBER}")
 _MANIFEST = re.compile(rf"base/{_NUMBER}-{_NUMBER}-{_WORD}\.json")
 _MARK = re.compile(rf"base/{_NUMBER}-{_NUMBER}-{_WORD}\.(verified|quarantined)\.json")
@@ -50,6 +54,10 @@ class StartName:
 
     def key(self, run: str) -> str:
         return f"{run}/start/{self.epoch}-{self.writer}.json"
+
+    def floor_key(self, run: str, step: int) -> str:
+        assert step >= 0, step
+        return f"{run}/floor/{self.epoch}-{self.writer}.{step}.json"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -76,6 +84,9 @@ class GroupName:
 
     def key(self, run: str, stripe: int) -> str:
         return f"{self.folder(run)}{stripe}"
+
+    def degraded_key(self, run: str) -> str:
+        return f"{self.folder(run)}degraded.json"
 
     def describe(self) -> str:
         steps = f"steps {self.first} to {self.last}"
@@ -193,10 +204,20 @@ def parse_group_key(run: str, key: str) -> tuple[GroupName, int] | None:
     match = _match(_GROUP, run, key)
     if match is None:
         return None
-    epoch, sequence, first, last, attempt, stripe = (int(match[i]) for i in (1, 3, 4, 5, 6, 7))
-    if epoch < 1 or sequence < 1 or not 1 <= first <= last:
-        return None
-    return GroupName(epoch, match[2], sequence, first, last, attempt), stripe
+    name = _group_name(match)
+    return None if name is None else (name, int(match[7]))
+
+
+def parse_degraded_key(run: str, key: str) -> GroupName | None:
+    """The group that was acknowledged by fewer than n targets."""
+    match = _match(_DEGRADED, run, key)
+    return None if match is None else _group_name(match)
+
+
+def parse_floor_key(run: str, key: str) -> tuple[StartName, int] | None:
+    """Whose retention, and the step before which it may have deleted."""
+    match = _match(_FLOOR, run, key)
+    return None if match is None or int(match[1]) < 1 else (StartName(int(match[1]), match[2]), int(match[3]))
 
 
 def parse_manifest_key(run: str, key: str) -> BaseName | None:
@@ -226,6 +247,13 @@ def parse_pin_key(run: str, key: str) -> str | None:
     """The pin's id."""
     match = _match(_PIN, run, key)
     return None if match is None else match[1]
+
+
+def _group_name(match: re.Match[str]) -> GroupName | None:
+    epoch, sequence, first, last, attempt = (int(match[i]) for i in (1, 3, 4, 5, 6))
+    if epoch < 1 or sequence < 1 or not 1 <= first <= last:
+        return None
+    return GroupName(epoch, match[2], sequence, first, last, attempt)
 
 
 def _match(pattern: re.Pattern[str], run: str, key: str) -> re.Match[str] | None:
