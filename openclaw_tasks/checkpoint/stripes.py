@@ -1,65 +1,42 @@
 """Stripes: a payload cut and coded so that any k of n rebuild it, each describing itself.
 
-A stripe file is: magic, header length, canonical JSON header, SHA-256 of those three, data (FORMAT.md).
 Nothing is decoded before everything about it is checked. zfec checks none of its arguments: a flipped byte
 or a wrong number decodes to garbage in silence (seaweedfs/seaweedfs#7832), a repeated number loops for ever.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+
+import zfec
 
 from openclaw_tasks.checkpoint.code import Code
-from openclaw_tasks.checkpoint.paths import GroupName, ObjectName, StripedName
+from openclaw_tasks.checkpoint.paths import StripedName
+from openclaw_tasks.checkpoint.stripe_header import StripeHeader, StripeIdentity, split_head
+from openclaw_tasks.errors import DamagedError, DataLossError
 from openclaw_tasks.storage.store import Buffer
 
-FORMAT = 1
+__all__ = [
+    "Rebuilt",
+    "Stripe",
+    "StripeHeader",
+    "StripeIdentity",
+    "build_stripes",
+    "join_stripes",
+    "parse_stripe",
+    "rebuild",
+    "stored_bytes",
+]
 
-
-@dataclass(frozen=True, slots=True)
-class StripeIdentity:
-    """What a payload is: whose, and which attempt. All its stripes carry the same one."""
-
-    run: str
-    name: StripedName
-    codec: str | None
-    """The gradient codec of a group's records; None for a base object."""
-    previous_digest: str | None
-    """Payload digest of the group before, in this lineage; None for the first group and for base objects."""
-
-    def key(self, index: int) -> str:
-        return self.name.key(self.run, index)
-
-    def describe(self) -> str:
-        """As messages name it: run, sequence and steps, attempt."""
-        return f"run {self.run!r}, {self.name.describe()}"
-
-
-@dataclass(frozen=True, slots=True)
-class StripeHeader:
-    """One stripe's description of itself and of its sisters."""
-
-    identity: StripeIdentity
-    code: Code
-    index: int
-    envelope: dict[str, Any] | None
-    """How the payload is sealed; None: not at all. Nothing but None is read by this version."""
-    payload_bytes: int
-    stripe_bytes: int
-    stripe_digests: tuple[str, ...]
-    """SHA-256 of each of the n stripes' data, hexadecimal, by index."""
-    payload_digest: str
-
-    @property
-    def key(self) -> str:
-        return self.identity.key(self.index)
+_SLICE_BYTES = 64 * 1024
+"""zfec is fastest where the slices of all stripes fit the cache together: 64 to 256 KiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stripe:
-    """A stripe whose header and data have been checked; only `parse_stripe` makes them."""
+    """A stripe whose header and data have been checked; only `parse_stripe` and `rebuild` make them."""
 
     header: StripeHeader
     data: memoryview
@@ -71,22 +48,37 @@ class Rebuilt:
 
     payload: bytes
     header: StripeHeader
+    """As of stripe 0; `header.identity` is what a repair gives to `build_stripes`."""
     bad: dict[int, str]
-    """By stripe index: why it counts as missing. Empty: the payload is whole on every target asked."""
+    """By stripe index, of those that were asked for: why it counts as missing."""
 
 
 def build_stripes(payload: Buffer, code: Code, identity: StripeIdentity) -> list[bytes]:
     """The n stripe files of `payload`, by index. A pure function: a repair gives back the very same bytes."""
-    raise NotImplementedError
+    view = memoryview(payload).cast("B")
+    blocks = _cut(view, code.k)
+    columns = [[block] for block in blocks] + _encode_parity(blocks, code)
+    digests = tuple(_digest(*column) for column in columns)
+    header = StripeHeader(identity, code, 0, len(view), _digest(view), digests)
+    return [b"".join([replace(header, index=index).to_bytes(), *columns[index]]) for index in range(code.n)]
+
+
+def stored_bytes(stripes: Sequence[Buffer], code: Code, payload: Buffer) -> int:
+    """What a payload costs without its redundancy: itself, and the headers of its k data stripes."""
+    stripe_bytes = -(-len(payload) // code.k)
+    return len(payload) + sum(len(stripe) - stripe_bytes for stripe in stripes[: code.k])
 
 
 def parse_stripe(data: Buffer, key: str, code: Code) -> Stripe:
-    """The stripe read under `key`, in a run that uses `code`.
+    """The stripe read under `key`, in a run that uses `code`. Its data are a view of `data`.
 
     DamagedError when any byte is not as it was written, or when it is another stripe than `key` says.
     UsageError when it is whole, but of a format or envelope that this version does not know.
     """
-    raise NotImplementedError
+    try:
+        return _parse(data, key, code)
+    except DamagedError as error:
+        raise DamagedError(f"{key}: {error}") from error
 
 
 def join_stripes(stripes: Sequence[Stripe]) -> bytes:
@@ -95,15 +87,113 @@ def join_stripes(stripes: Sequence[Stripe]) -> bytes:
     DataLossError when fewer are given; DamagedError when they disagree about what they are parts of, or when
     what comes out does not match its digest. The same stripe given twice counts once.
     """
-    raise NotImplementedError
+    if not stripes:
+        raise DataLossError("no stripe is left to rebuild from")
+    header = stripes[0].header
+    what = header.identity.describe()
+    for stripe in stripes:
+        if replace(stripe.header, index=header.index) != header:
+            raise DamagedError(
+                f"{what}: {header.key} and {stripe.header.key} are parts of different payloads"
+            )
+    by_index = {stripe.header.index: stripe.data for stripe in stripes}
+    if len(by_index) < header.code.k:
+        found = ", ".join(str(index) for index in sorted(by_index))
+        raise DataLossError(f"{what}: {header.code.k} stripes are needed, only {found} can be used")
+    blocks = _decode(by_index, header.code, header.stripe_bytes)
+    payload = b"".join(
+        block[: max(0, header.payload_bytes - position * header.stripe_bytes)]
+        for position, block in enumerate(blocks)
+    )
+    if _digest(payload) != header.payload_digest:
+        raise DamagedError(f"{what}: its stripes are whole, but what they rebuild does not match its digest")
+    return payload
 
 
 def rebuild(run: str, name: StripedName, code: Code, files: Mapping[int, Buffer | str]) -> Rebuilt:
     """The payload of `name`, from what was read: stripe index -> its bytes, or why there are none.
 
     DataLossError naming run, steps, and what is wrong with each stripe, when fewer than k can serve.
+    UsageError as `parse_stripe`.
     """
-    raise NotImplementedError
+    versions: dict[StripeHeader, list[Stripe]] = {}
+    bad: dict[int, str] = {}
+    for index, found in sorted(files.items()):
+        if isinstance(found, str):
+            bad[index] = found
+            continue
+        try:
+            stripe = _parse(found, name.key(run, index), code)
+        except DamagedError as error:
+            bad[index] = str(error)
+        else:
+            versions.setdefault(replace(stripe.header, index=0), []).append(stripe)
+    header, best = max(versions.items(), key=lambda item: len(item[1]), default=(None, []))
+    for stripes in versions.values():
+        if stripes is not best:
+            bad.update((stripe.header.index, "part of another payload under this name") for stripe in stripes)
+    if header is None or len(best) < code.k:
+        absent = {index: "not found" for index in range(code.n) if index not in files}
+        reasons = "; ".join(f"stripe {index}: {why}" for index, why in sorted({**absent, **bad}.items()))
+        raise DataLossError(
+            f"run {run!r}, {name.describe()}: {code.k} of {code.n} stripes are needed, "
+            f"{len(best)} can be used; {reasons}"
+        )
+    return Rebuilt(join_stripes(best), header, bad)
 
 
-__all__ = ["GroupName", "ObjectName", "Rebuilt", "Stripe", "StripeHeader", "StripeIdentity"]
+def _parse(data: Buffer, key: str, code: Code) -> Stripe:
+    header, content = split_head(memoryview(data).cast("B").toreadonly(), key, code)
+    if len(content) != header.stripe_bytes:
+        raise DamagedError(f"has {len(content)} data bytes in place of {header.stripe_bytes}")
+    if _digest(content) != header.stripe_digests[header.index]:
+        raise DamagedError("data do not match their digest")
+    return Stripe(header, content)
+
+
+def _cut(view: memoryview, parts: int) -> list[Buffer]:
+    """`parts` blocks of one size, the last ones filled up with zeros."""
+    size = -(-len(view) // parts)
+    blocks = [view[index * size : (index + 1) * size] for index in range(parts)]
+    return [block if len(block) == size else bytes(block).ljust(size, b"\0") for block in blocks]
+
+
+def _encode_parity(blocks: Sequence[Buffer], code: Code) -> list[list[Buffer]]:
+    """The m parity columns, each as its slices in order."""
+    columns: list[list[Buffer]] = [[] for _ in range(code.m)]
+    if code.m == 0:
+        return columns
+    encoder = zfec.Encoder(code.k, code.n)
+    wanted = list(range(code.k, code.n))
+    for start in range(0, len(blocks[0]), _SLICE_BYTES):
+        parity = encoder.encode([block[start : start + _SLICE_BYTES] for block in blocks], wanted)
+        for column, part in zip(columns, parity, strict=True):
+            column.append(part)
+    return columns
+
+
+def _decode(data: Mapping[int, memoryview], code: Code, stripe_bytes: int) -> list[Buffer]:
+    """The k data blocks, from at least k stripes by index."""
+    missing = [index for index in range(code.k) if index not in data]
+    spare = [index for index in sorted(data) if index >= code.k]
+    # zfec wants each data stripe it gets in its own place, and would move misplaced ones in the caller's list.
+    picks = [index if index in data else spare.pop(0) for index in range(code.k)]
+    assert len(set(picks)) == code.k, picks
+    assert all(0 <= index < code.n and len(data[index]) == stripe_bytes for index in picks), picks
+    rebuilt: dict[int, list[Buffer]] = {index: [] for index in missing}
+    if missing:
+        decoder = zfec.Decoder(code.k, code.n)
+        for start in range(0, stripe_bytes, _SLICE_BYTES):
+            parts = decoder.decode(
+                [data[index][start : start + _SLICE_BYTES] for index in picks], list(picks)
+            )
+            for index in missing:
+                rebuilt[index].append(parts[index])
+    return [b"".join(rebuilt[index]) if index in rebuilt else data[index] for index in range(code.k)]
+
+
+def _digest(*parts: Buffer) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
