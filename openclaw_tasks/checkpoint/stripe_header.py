@@ -11,7 +11,7 @@ import json
 import re
 import struct
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from openclaw_tasks.checkpoint.code import Code
 from openclaw_tasks.checkpoint.paths import GroupName, StripedName, parse_group_key, parse_object_key
@@ -73,20 +73,10 @@ class StripeHeader:
         return start + hashlib.sha256(start).digest()
 
     def _fields(self) -> dict[str, Any]:
-        name = self.identity.name
-        is_group = isinstance(name, GroupName)
-        named = name if is_group else name.base
         return {
             "format": FORMAT,
-            "kind": "group" if is_group else "base",
             "run": self.identity.run,
-            "epoch": named.epoch,
-            "writer": named.writer,
-            "sequence": name.sequence if is_group else None,
-            "attempt": name.attempt,
-            "first": name.first if is_group else name.base.step,
-            "last": name.last if is_group else name.base.step,
-            "object": None if is_group else name.object,
+            **_fields_of_name(self.identity.name),
             "codec": self.identity.codec,
             "envelope": None,
             "k": self.code.k,
@@ -98,6 +88,30 @@ class StripeHeader:
             "stripe_digests": list(self.stripe_digests),
             "previous_digest": self.identity.previous_digest,
         }
+
+
+def _fields_of_name(name: StripedName) -> dict[str, Any]:
+    if isinstance(name, GroupName):
+        return {
+            "kind": "group",
+            "epoch": name.epoch,
+            "writer": name.writer,
+            "sequence": name.sequence,
+            "first": name.first,
+            "last": name.last,
+            "attempt": name.attempt,
+            "object": None,
+        }
+    return {
+        "kind": "base",
+        "epoch": name.base.epoch,
+        "writer": name.base.writer,
+        "sequence": None,
+        "first": name.base.step,
+        "last": name.base.step,
+        "attempt": name.attempt,
+        "object": name.object,
+    }
 
 
 def split_head(file: memoryview, key: str, code: Code) -> tuple[StripeHeader, memoryview]:
@@ -155,7 +169,8 @@ def _header_of(fields: dict[str, Any], key: str, code: Code) -> StripeHeader:
     if index >= code.n:
         raise DamagedError(f"has a number that a code of {code.k}+{code.m} stripes does not have")
     size, digests = fields.get("payload_bytes"), fields.get("stripe_digests")
-    payload_digest, previous, codec = (fields.get(n) for n in ("payload_digest", "previous_digest", "codec"))
+    payload_digest, previous = fields.get("payload_digest"), fields.get("previous_digest")
+    codec = fields.get("codec")
     if type(size) is not int or size < 0:
         raise DamagedError(f"header says payload_bytes={size!r}")
     if not isinstance(digests, list) or len(digests) != code.n or not all(map(_is_digest, digests)):
@@ -168,5 +183,5 @@ def _header_of(fields: dict[str, Any], key: str, code: Code) -> StripeHeader:
     return StripeHeader(identity, code, index, size, payload_digest, tuple(digests))
 
 
-def _is_digest(value: object) -> bool:
+def _is_digest(value: object) -> TypeGuard[str]:
     return isinstance(value, str) and _HEX_DIGEST.fullmatch(value) is not None

@@ -57,7 +57,8 @@ def build_stripes(payload: Buffer, code: Code, identity: StripeIdentity) -> list
     """The n stripe files of `payload`, by index. A pure function: a repair gives back the very same bytes."""
     view = memoryview(payload).cast("B")
     blocks = _cut(view, code.k)
-    columns = [[block] for block in blocks] + _encode_parity(blocks, code)
+    columns: list[list[Buffer]] = [[block] for block in blocks]
+    columns += _encode_parity(blocks, code)
     digests = tuple(_digest(*column) for column in columns)
     header = StripeHeader(identity, code, 0, len(view), _digest(view), digests)
     return [b"".join([replace(header, index=index).to_bytes(), *columns[index]]) for index in range(code.n)]
@@ -176,7 +177,7 @@ def _decode(data: Mapping[int, memoryview], code: Code, stripe_bytes: int) -> li
     """The k data blocks, from at least k stripes by index."""
     missing = [index for index in range(code.k) if index not in data]
     spare = [index for index in sorted(data) if index >= code.k]
-    # zfec wants each data stripe it gets in its own place, and would move misplaced ones in the caller's list.
+    # zfec wants each data stripe in its own place, and would move misplaced ones in the caller's list.
     picks = [index if index in data else spare.pop(0) for index in range(code.k)]
     assert len(set(picks)) == code.k, picks
     assert all(0 <= index < code.n and len(data[index]) == stripe_bytes for index in picks), picks
