@@ -63,8 +63,8 @@ class Target(Store, Protocol):
     def make_root(self) -> None:
         """Create the place itself if it does not exist, and remember what had to be made."""
 
-    def unmake_root(self) -> None:
-        """Remove again what `make_root` made, where it is still empty."""
+    def unmake_root(self) -> int:
+        """Remove again what `make_root` made, as far as it is empty; how many folders were removed."""
 
     def bind(self, key: str) -> None:
         """From now on the object `key` is the target's identity: without that very one the target is lost."""
