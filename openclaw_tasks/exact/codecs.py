@@ -52,15 +52,6 @@ def codec_named(name: str) -> Codec:
     return codec
 
 
-def all_finite(values: Tensor) -> bool:
-    """Whether no element is infinite or NaN, in one pass in the usual case.
-
-    A sum with such an addend is never finite; a sum of finite ones may overflow, so that only then
-    each is looked at.
-    """
-    return math.isfinite(float(values.sum())) or bool(torch.isfinite(values).all())
-
-
 def _check(values: Tensor, encoded: Tensor, size_bytes: int) -> None:
     assert values.dtype == torch.float32
     assert values.dim() == 1
