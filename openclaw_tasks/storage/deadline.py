@@ -1,9 +1,9 @@
 """Our own deadline on every storage operation: a target that hangs costs seconds, never the run.
 
 A hanging system call cannot be ended from outside, so the operation runs in a daemon thread that is left
-behind when its time is up: it ends when the target answers or the process does. It may then still take effect,
-which create-only names make harmless; so give it immutable bytes, not a buffer that is used again. A target
-that holds many such threads is not asked again until one returns.
+behind when its time is up: it ends when the target answers or the process does. It may then still take
+effect, which create-only names make harmless; so give it immutable bytes, not a buffer that is used again. A
+target that holds many such threads is not asked again until one returns.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ nothing under the final name (Lightning-AI/pytorch-lightning#688), and of severa
 The file system must have hard links, and be one where `fsync` means it.
 
 The root is created by `make_root` only. Once bound, every write first looks at the identity file by device
-and inode, so a directory that vanished, was unmounted or replaced is never filled anew. A root that is replaced
-in the microseconds between that look and the write is not covered.
+and inode, so a directory that vanished, was unmounted or replaced is never filled anew. A root that is
+replaced in the microseconds between that look and the write is not covered.
 """
 
 from __future__ import annotations

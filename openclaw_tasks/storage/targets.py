@@ -118,7 +118,7 @@ class _Identity:
 
 
 class _Opening:
-    """Opening one target, in a thread of its own; takes back what it made if told to, at once or when it ends."""
+    """Opening one target, in a thread of its own; takes back what it made when told to, at latest at its end."""
 
     def __init__(self, index: int, target: Target, *, create: bool, probe: bool) -> None:
         self.index = index
@@ -227,7 +227,7 @@ def _check_places(urls: Sequence[str], found: Sequence[_Found]) -> None:
             continue
         if identity.uuid in seen:
             raise TargetUnusableError(
-                f"targets {seen[identity.uuid]} and {url} are one and the same place; each needs a place of its own"
+                f"targets {seen[identity.uuid]} and {url} are one and the same place; give each its own"
             )
         seen[identity.uuid] = url
     for index, (url, identity) in enumerate(zip(urls, found, strict=True)):
