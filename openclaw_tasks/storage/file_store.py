@@ -37,15 +37,15 @@ from openclaw_tasks.storage.store import (
 SCHEME = "file://"
 _WRITE_TRIES = 5
 _REMEDIES = {
-    "ENOSPC": "free some space there",
-    "EDQUOT": "raise the quota or free some space there",
-    "EFBIG": "raise the limit on file sizes (ulimit -f)",
-    "EACCES": "give this user the right to write there",
-    "EPERM": "the file system must have hard links, and this user the right to write",
-    "EOPNOTSUPP": "the file system must have hard links",
-    "EROFS": "mount it writable",
-    "ENAMETOOLONG": "choose a shorter run name or target path",
-    "EMFILE": "raise the limit on open files (ulimit -n)",
+    errno.ENOSPC: "free some space there",
+    errno.EDQUOT: "raise the quota or free some space there",
+    errno.EFBIG: "raise the limit on file sizes (ulimit -f)",
+    errno.EACCES: "give this user the right to write there",
+    errno.EPERM: "the file system must have hard links, and this user the right to write",
+    errno.EOPNOTSUPP: "the file system must have hard links",
+    errno.EROFS: "mount it writable",
+    errno.ENAMETOOLONG: "choose a shorter run name or target path",
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
 }
 
 
@@ -227,7 +227,7 @@ class FileStore:
         message = f"cannot {action} {path}: {error.strerror or error}"
         if needed_bytes is not None:
             message += f"; it needs {needed_bytes} bytes, {self._free_bytes()} are free on that file system"
-        remedy = _REMEDIES.get(errno.errorcode.get(error.errno or 0, ""))
+        remedy = _REMEDIES.get(error.errno or 0)
         return StoreError(message if remedy is None else f"{message}; {remedy}")
 
     def _free_bytes(self) -> int | str:

@@ -118,7 +118,7 @@ class _Identity:
 
 
 class _Opening:
-    """Opening one target, in a thread of its own; takes back what it made when told to, at latest at its end."""
+    """Opening one target, in a thread; takes back what it made when told to, at its end at the latest."""
 
     def __init__(self, index: int, target: Target, *, create: bool, probe: bool) -> None:
         self.index = index
