@@ -1,0 +1,128 @@
+"""An agent's view of its launcher and of the processes that the launcher forked for it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from openclaw_tasks.training.control import ControlChannel
+from openclaw_tasks.training.progress import Phase, ProgressPage
+from openclaw_tasks.training.ring import RecordRing
+
+FROZEN_SECONDS = 2.0  # a stopped process is given up after this, or three of its own step times
+SILENT_SECONDS = 10.0  # one that runs or sleeps, but does not move, after this or ten step times
+STARTING_SECONDS = 300.0  # imports, the user's constructor, restoring a state
+
+
+@dataclass(slots=True)
+class Rank:
+    """One rank process of this agent."""
+
+    member: int
+    line: ControlChannel
+    progress: ProgressPage
+    pid: int | None = None
+    rings: list[RecordRing] = field(default_factory=list)
+    beats: int = -1
+    moved_at: float = field(default_factory=time.monotonic)
+    left_at_step: int | None = None
+    failed: bool = False
+
+    def stuck_because(self, now: float) -> str | None:
+        """Why this rank counts as hung, or None: judged by its own progress and its own step times."""
+        beats = self.progress.beats
+        if beats != self.beats:
+            self.beats, self.moved_at = beats, now
+            return None
+        still = now - self.moved_at
+        if still < FROZEN_SECONDS or self.pid is None:
+            return None
+        step_seconds = self.progress.step_seconds or 0.0
+        if process_state(self.pid) in "Tt":
+            if still >= max(FROZEN_SECONDS, 3 * step_seconds):
+                return f"frozen: its process is stopped and has not moved for {still:.1f} s"
+            return None
+        patience = max(SILENT_SECONDS, 10 * step_seconds)
+        if self.progress.phase in (Phase.STARTING, Phase.JOINING) or not step_seconds:
+            patience = STARTING_SECONDS
+        if still >= patience:
+            return f"hung: no progress for {still:.1f} s while {self.progress.phase.name.lower()}"
+        return None
+
+
+@dataclass(slots=True)
+class Spare:
+    """A job beside training: verification, evaluation, compaction."""
+
+    number: int
+    line: ControlChannel
+    answered: bool = False
+
+
+def process_state(pid: int) -> str:
+    """The one letter of /proc/PID/stat; empty when there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 (read at each tick)
+            return chr(file.read().rpartition(b") ")[2][0])
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+class LauncherHandle:
+    """Starts the launcher and asks it to fork. Answers come over `line` to the agent's loop."""
+
+    def __init__(self) -> None:
+        self.line, theirs = ControlChannel.pair()
+        # One thread everywhere: the launcher must be able to fork, and a rank sets its own number of threads.
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "openclaw_tasks.gang.launcher", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,
+        )
+        theirs.close()
+        self._next_number = 0
+
+    def start_rank(self, member: int, spec: dict[str, Any]) -> tuple[int, Rank]:
+        """Fork a rank; returns the launcher's number for it."""
+        mine, theirs = ControlChannel.pair()
+        progress = ProgressPage.create()
+        number = self._fork("rank", spec, [theirs.fileno(), progress.fd])
+        theirs.close()
+        return number, Rank(member, mine, progress)
+
+    def start_spare(self, spec: dict[str, Any]) -> tuple[int, Spare]:
+        """Fork a spare job; returns the launcher's number for it."""
+        mine, theirs = ControlChannel.pair()
+        number = self._fork("spare", spec, [theirs.fileno()])
+        theirs.close()
+        return number, Spare(spec["number"], mine)
+
+    def kill(self, number: int) -> None:
+        self.line.send({"type": "kill", "number": number})
+
+    def close(self) -> None:
+        """End the launcher and all it forked; bounded."""
+        self.line.close()
+        try:
+            self.process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def _fork(self, kind: str, spec: dict[str, Any], fds: list[int]) -> int:
+        number = self._next_number
+        self._next_number += 1
+        self.line.send({"type": "fork", "kind": kind, "number": number, "spec": spec}, fds)
+        return number

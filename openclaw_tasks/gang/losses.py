@@ -1,0 +1,87 @@
+"""How long each loss took to get over. Times are CLOCK_MONOTONIC of this host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A rank or agent that is gone."""
+
+    cause: str
+    step: int  # the step that was open
+    kill_at: float
+    detected_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Regained:
+    """What a survivor reports after its first step in the new formation."""
+
+    computing_at: float
+    done_at: float
+    useful_seconds: float
+
+
+class LossWatch:
+    """Open losses, until every member of a formation has reported a step done in it."""
+
+    def __init__(self) -> None:
+        self._open: list[Loss] = []
+        self._reports: dict[int, Regained] = {}
+        self._generation = 0
+        self._members: frozenset[int] = frozenset()
+        self._applied_step = 0
+        self._steps_lost = 0
+
+    @property
+    def kill_at(self) -> float | None:
+        """The earliest open loss: what the next formation answers."""
+        return min((loss.kill_at for loss in self._open), default=None)
+
+    def lose(self, loss: Loss) -> None:
+        self._open.append(loss)
+
+    def applied(self, step: int) -> None:
+        """Some rank has applied this step's update."""
+        self._applied_step = max(self._applied_step, step)
+
+    def formed(self, generation: int, members: frozenset[int]) -> None:
+        """A new formation: its members' reports count, those of older ones do not."""
+        self._generation, self._members = generation, members
+        self._reports = {}
+
+    def meshed(self, step: int) -> None:
+        """A member of the newest formation stands at `step`: what had been applied beyond is done again."""
+        if self._open and self._applied_step > step:
+            self._steps_lost = max(self._steps_lost, self._applied_step - step)
+        self._applied_step = step if self._open else max(self._applied_step, step)
+
+    def regained(self, member: int, message: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """A survivor's report; the recoveries (as the report shows them) that it completes."""
+        if message["generation"] != self._generation or not self._open:
+            return []
+        self._reports[member] = Regained(
+            message["computing_at"], message["done_at"], message["useful_seconds"]
+        )
+        if not self._members <= self._reports.keys():
+            return []
+        last = max(self._reports.values(), key=lambda report: report.done_at)
+        computing_at = max(report.computing_at for report in self._reports.values())
+        done = [self._recovery(loss, computing_at, last) for loss in self._open]
+        self._open.clear()
+        self._steps_lost = 0
+        return done
+
+    def _recovery(self, loss: Loss, computing_at: float, last: Regained) -> dict[str, Any]:
+        return {
+            "step": loss.step,
+            "cause": loss.cause,
+            "detected_seconds": round(loss.detected_at - loss.kill_at, 6),
+            "recovered_seconds": round(computing_at - loss.kill_at, 6),
+            "overhead_seconds": round(max(0.0, last.done_at - loss.kill_at - last.useful_seconds), 6),
+            "steps_lost": self._steps_lost,
+        }

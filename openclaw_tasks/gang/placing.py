@@ -1,0 +1,125 @@
+"""Where agents run: on this machine directly, or on Dask workers. Dask places agents and does nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Any, Protocol
+
+from openclaw_tasks.config.job import TrainJob
+from openclaw_tasks.errors import UsageError
+from openclaw_tasks.gang.keeper import AgentKeeper
+
+_CONNECT_SECONDS = 15
+
+
+class Placement(Protocol):
+    """Starts agents with a configuration, and ends them."""
+
+    def start(self, config: dict[str, Any]) -> None:
+        """Begin; agents appear at the supervisor by themselves. Raises UsageError."""
+        ...
+
+    def close(self) -> None:
+        """End every agent; returns when they are gone. Bounded."""
+        ...
+
+
+class LocalPlacement:
+    """Agents as children of this process: for tests, reference runs and benchmarks without Dask."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._keepers: list[AgentKeeper] = []
+
+    def start(self, config: dict[str, Any]) -> None:
+        self._keepers = [AgentKeeper({**config, "name": f"local-{i}"}) for i in range(self._workers)]
+
+    def close(self) -> None:
+        for keeper in self._keepers:
+            keeper.close()
+
+
+class DaskPlacement:
+    """Agents beside Dask workers: of a cluster on this machine, or of one that exists."""
+
+    def __init__(self, job: TrainJob) -> None:
+        self._job = job
+        self._stack = contextlib.ExitStack()
+
+    def start(self, config: dict[str, Any]) -> None:
+        import dask
+        from distributed import Client, LocalCluster
+
+        self._stack.enter_context(dask.config.set(_DASK_SETTINGS))
+        address = self._job.cluster.address
+        try:
+            if address is None:
+                cluster = LocalCluster(
+                    n_workers=self._job.cluster.workers,
+                    threads_per_worker=1,
+                    processes=True,
+                    memory_limit=0,  # a worker only holds an agent's pipe; ranks are not its children
+                    dashboard_address=None,
+                    host=self._job.cluster.host,
+                    silence_logs=logging.CRITICAL,
+                )
+                self._stack.callback(cluster.close, timeout=10)
+                client = Client(cluster, set_as_default=False)
+            else:
+                client = Client(address, timeout=_CONNECT_SECONDS, set_as_default=False)
+        except OSError as error:
+            self._stack.close()
+            raise UsageError(
+                f"cluster.address={address}: no Dask scheduler answers there within {_CONNECT_SECONDS} s; "
+                "start one, or leave cluster.address out for a cluster on this machine"
+            ) from error
+        self._stack.callback(client.close, timeout=5)
+        plugin = AgentPlugin(config)
+        client.register_plugin(plugin, name=plugin.name)
+        self._stack.callback(_unregister, client, plugin.name)
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+_DASK_SETTINGS = {
+    "distributed.scheduler.allowed-failures": 0,
+    "distributed.scheduler.no-workers-timeout": "60s",
+    "distributed.scheduler.worker-ttl": "30s",
+    "distributed.worker.daemon": False,
+    "distributed.comm.timeouts.connect": "15s",
+}
+
+
+def _plugin_base() -> type:
+    from distributed import WorkerPlugin
+
+    return WorkerPlugin  # type: ignore[no-any-return]
+
+
+class AgentPlugin(_plugin_base()):  # type: ignore[misc]
+    """Holds an agent beside each Dask worker. Travels through the scheduler, so it carries no secret: the agent reads
+    the run's token from the file that `config` names."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._config = config
+        self._keeper: AgentKeeper | None = None
+        self.name = f"openclaw-{config['name']}"
+
+    def setup(self, worker: Any) -> None:
+        """Start the agent; a worker that the nanny has restarted comes here again."""
+        self._keeper = AgentKeeper({**self._config, "name": str(worker.name)})
+
+    async def teardown(self, worker: Any) -> None:
+        """End the agent with its worker."""
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            await asyncio.to_thread(keeper.close)
+
+
+def _unregister(client: Any, name: str) -> None:
+    # A scheduler that is gone has nothing to unregister from.
+    with contextlib.suppress(OSError, TimeoutError):
+        client.unregister_worker_plugin(name)

@@ -1,0 +1,92 @@
+"""The faults that a command asked for, until each has struck once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import unquote, urlsplit
+
+from openclaw_tasks.config.faults import Fault
+
+T = TypeVar("T")
+
+_ON_ITSELF = ("kill-rank", "stop-rank")
+
+
+class Strikes:
+    """Ranks strike themselves; agents, targets and the flow are struck from here when a rank is at the point."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        self._pending = list(faults)
+        self._members: tuple[int, ...] = ()
+        self._agents: tuple[str, ...] = ()
+
+    @property
+    def pending(self) -> list[Fault]:
+        """Those that have not struck."""
+        return list(self._pending)
+
+    def number(self, members: Sequence[int], agents: Sequence[str]) -> None:
+        """Ranks as they are numbered at the start of a gang."""
+        self._members, self._agents = tuple(members), tuple(agents)
+
+    def of_member(self, member: int) -> Mapping[str, str]:
+        """What this rank is to do to itself: {step: kind}."""
+        return {
+            str(fault.step): fault.kind
+            for fault in self._pending
+            if fault.kind in _ON_ITSELF and self._target(self._members, fault) == member
+        }
+
+    def holds(self) -> list[int]:
+        """Steps in which every rank waits until something has been struck from here."""
+        return sorted({fault.step for fault in self._pending if fault.kind not in _ON_ITSELF})
+
+    def struck_itself(self, member: int) -> Fault | None:
+        """A rank died or froze by its own hand: which fault that was."""
+        for fault in self._pending:
+            if fault.kind in _ON_ITSELF and self._target(self._members, fault) == member:
+                self._pending.remove(fault)
+                return fault
+        return None
+
+    def strike(
+        self,
+        step: int,
+        pids: Mapping[str, int],
+        targets: Sequence[str],
+        before: Callable[[Fault, float], None],
+    ) -> None:
+        """Strike what is due in `step`; `before` is called with the time just before each."""
+        for fault in [
+            fault for fault in self._pending if fault.step == step and fault.kind not in _ON_ITSELF
+        ]:
+            self._pending.remove(fault)
+            before(fault, time.monotonic())
+            if fault.kind == "kill-agent":
+                agent = self._target(self._agents, fault)
+                if agent is not None and agent in pids:
+                    os.kill(pids[agent], signal.SIGKILL)
+            elif fault.kind == "delete-target":
+                assert fault.target is not None
+                shutil.rmtree(_folder(targets[fault.target]))
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def agent_of(self, fault: Fault) -> str | None:
+        """The agent that a kill-agent fault means."""
+        return self._target(self._agents, fault)
+
+    @staticmethod
+    def _target(numbered: Sequence[T], fault: Fault) -> T | None:
+        return numbered[fault.target] if fault.target is not None and fault.target < len(numbered) else None
+
+
+def _folder(url: str) -> Path:
+    parts = urlsplit(url)
+    return Path(unquote(parts.netloc + parts.path))

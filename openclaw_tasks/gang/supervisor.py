@@ -1,0 +1,542 @@
+"""The supervisor: one thread in the flow's process that owns the gang.
+
+It listens for agents, feeds what happens to the recovery machine, carries out what the machine says, orders groups
+and bases to storage, strikes the faults a test asked for, and writes the event log. Stages of the flow look at its
+`Board` and never at this thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import queue
+import selectors
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from openclaw_tasks.checkpoint.writer import BaseResult, RunWriter
+from openclaw_tasks.config.faults import Fault
+from openclaw_tasks.config.job import TrainJob
+from openclaw_tasks.errors import OpenClawError, RunError
+from openclaw_tasks.gang.board import Board
+from openclaw_tasks.gang.keeping import Keeping
+from openclaw_tasks.gang.losses import Loss, LossWatch
+from openclaw_tasks.gang.ranks import Agreement, error_of, formation_message
+from openclaw_tasks.gang.strikes import Strikes
+from openclaw_tasks.gang.wire import Frame, Wire, WireClosed
+from openclaw_tasks.observe.events import EventLog
+from openclaw_tasks.recovery import machine
+from openclaw_tasks.recovery.machine import Phase
+
+_TICK_SECONDS = 0.02
+_BEAT_SECONDS = 0.5
+
+
+@dataclass(slots=True)
+class AgentLink:
+    """A connected agent."""
+
+    name: str
+    wire: Wire
+    pid: int
+    heard_at: float = field(default_factory=time.monotonic)
+
+
+class Supervisor:
+    """Start with `start()`; everything else is a request to its thread, or a look at `board`."""
+
+    def __init__(self, job: TrainJob, events: EventLog, token: bytes, faults: tuple[Fault, ...]) -> None:
+        self.board = Board()
+        self._job = job
+        self._events = events
+        self._token = token
+        self._listener = socket.create_server((job.cluster.host, 0))
+        self._listener.setblocking(False)
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        self._selector = selectors.DefaultSelector()
+        self._strangers: set[Wire] = set()
+        self._agents: dict[str, AgentLink] = {}
+        self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
+        self._running = True
+        self._beat_at = 0.0
+        self._next_agent = 0
+        self._spare_numbers = itertools.count(1)
+        self._spare_agents: dict[int, str] = {}
+        self._machine: machine.State | None = None
+        self._keeping: Keeping | None = None
+        self._strikes = Strikes(faults)
+        self._losses = LossWatch()
+        self._agreement = Agreement()
+        self._struck_agents: dict[str, float] = {}
+
+    # For the flow's threads
+
+    def start(self) -> None:
+        """Begin to listen for agents."""
+        self._thread.start()
+
+    def attach(self, writer: RunWriter) -> None:
+        """The run is ours to write: start ranks on every agent, now and as agents come."""
+        self._ask(lambda: self._attach(writer))
+
+    def restart(self) -> None:
+        """Begin again with fresh ranks after the gang was lost."""
+        self._ask(self._restart)
+
+    def request_stop(self) -> None:
+        """Let the ranks end together after the step they are in."""
+        self._ask(lambda: self._feed(machine.StopRequested()))
+
+    def flush(self) -> None:
+        """Put whatever is final now, without waiting for full groups."""
+        self._ask(self._flush_records)
+
+    def run_spare(self, kind: str, arguments: dict[str, Any], agent: str | None = None) -> int:
+        """Ask an agent for a job beside training; its answer appears on the board under the returned number."""
+        number = next(self._spare_numbers)
+        spec = {"number": number, "kind": kind, **arguments}
+        self._ask(lambda: self._start_spare(number, spec, agent))
+        return number
+
+    def keep_base(self, result: BaseResult) -> None:
+        """A base that a job beside training has put."""
+        self._ask(lambda: self._keeping.base_kept(result) if self._keeping else None)
+
+    def close(self) -> None:
+        """End the agents and this thread. Returns when both are gone or have been told."""
+        self._ask(self._end)
+        if self._thread.is_alive():
+            self._thread.join(10.0)
+
+    def _ask(self, request: Callable[[], None]) -> None:
+        self._requests.put(request)
+        os.write(self._wake_write, b"\0")
+
+    # The thread
+
+    def _run(self) -> None:
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, self._take_requests)
+        try:
+            while self._running:
+                for key, _ in self._selector.select(_TICK_SECONDS):
+                    key.data()
+                self._tick(time.monotonic())
+        except (
+            Exception
+        ) as error:  # the thread's outermost loop: the stages that wait must learn that it is gone
+            traceback.print_exc(file=sys.stderr)
+            self._fail(RunError(f"the supervisor failed: {type(error).__name__}: {error}"))
+        finally:
+            for wire in [*self._strangers, *(agent.wire for agent in self._agents.values())]:
+                wire.close()
+            self._listener.close()
+            self._selector.close()
+            os.close(self._wake_read)
+
+    def _take_requests(self) -> None:
+        os.read(self._wake_read, 4096)
+        while not self._requests.empty():
+            self._requests.get()()
+
+    def _end(self) -> None:
+        for agent in list(self._agents.values()):
+            self._tell(agent.name, {"type": "end"})
+        self._running = False
+
+    def _tick(self, now: float) -> None:
+        for stranger in list(self._strangers):
+            try:
+                stranger.check_proof_deadline()
+            except WireClosed:
+                self._drop_stranger(stranger)
+        for agent in list(self._agents.values()):
+            if now - agent.heard_at > self._job.fault_tolerance.lease:
+                self._lose_agent(agent.name, f"silent for {self._job.fault_tolerance.lease:g} s")
+            elif agent.wire.wants_write:
+                self._flush(agent)
+        if now - self._beat_at >= _BEAT_SECONDS:
+            self._beat_at = now
+            for name in list(self._agents):
+                self._tell(name, {"type": "beat"})
+        if self._machine is not None:
+            self._feed(machine.Tick(now))
+        if self._keeping is not None:
+            self._keep(now)
+
+    # Agents
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return  # it went away before we came
+        wire = Wire(connection, self._token, accepting=True)
+        wire.flush()
+        self._strangers.add(wire)
+        self._selector.register(wire, selectors.EVENT_READ, lambda: self._read_stranger(wire))
+
+    def _read_stranger(self, wire: Wire) -> None:
+        try:
+            frames = wire.receive()
+        except WireClosed:
+            self._drop_stranger(wire)
+            return
+        if not frames:
+            return
+        hello, *rest = frames
+        name = f"{hello['name']}.{self._next_agent}"
+        self._next_agent += 1
+        self._strangers.discard(wire)
+        self._agents[name] = AgentLink(name, wire, hello["pid"])
+        self._selector.modify(wire, selectors.EVENT_READ, lambda: self._read_agent(name))
+        self._tell(name, {"type": "welcome", "job": self._job.document()})
+        self._note_agents()
+        if self._keeping is not None:
+            self._tell(name, self._keeping.durable_frame())
+        self._feed(machine.AgentJoined(name))
+        for frame in rest:
+            self._take(name, frame)
+
+    def _drop_stranger(self, wire: Wire) -> None:
+        self._strangers.discard(wire)
+        self._selector.unregister(wire)
+        wire.close()
+
+    def _read_agent(self, name: str) -> None:
+        agent = self._agents[name]
+        try:
+            for frame in agent.wire.receive():
+                agent.heard_at = time.monotonic()
+                self._take(name, frame)
+        except WireClosed as error:
+            self._lose_agent(name, str(error))
+
+    def _tell(self, name: str, frame: Frame) -> None:
+        agent = self._agents.get(name)
+        if agent is None:
+            return
+        try:
+            agent.wire.send(frame)
+        except WireClosed as error:
+            self._lose_agent(name, str(error))
+
+    def _flush(self, agent: AgentLink) -> None:
+        try:
+            agent.wire.flush()
+        except WireClosed as error:
+            self._lose_agent(agent.name, str(error))
+
+    def _lose_agent(self, name: str, reason: str) -> None:
+        agent = self._agents.pop(name, None)
+        if agent is None:
+            return
+        now = time.monotonic()
+        self._selector.unregister(agent.wire)
+        agent.wire.close()
+        self._note_agents()
+        self._events.emit("agent-lost", agent=name, reason=reason)
+        if self._keeping is not None:
+            self._keeping.forget(name)
+        for number in [number for number, on in self._spare_agents.items() if on == name]:
+            self._spare_done(
+                {"number": number, "ok": False, "error": f"agent {name} was lost", "retry": True}
+            )
+        if self._machine is not None and any(member.agent == name for member in self._machine.members):
+            self._note_loss("agent lost", self._struck_agents.pop(name, now), now)
+        self._feed(machine.AgentLost(name, now))
+
+    def _note_agents(self) -> None:
+        names = tuple(self._agents)
+        self.board.update(lambda facts: setattr(facts, "agents", names))
+        if self._keeping is not None:
+            self._keeping.tell_agents([agent.pid for agent in self._agents.values()])
+
+    # What agents say
+
+    def _take(self, name: str, frame: Frame) -> None:
+        match frame["type"]:
+            case "rank":
+                self._take_rank(frame["member"], frame["message"])
+            case "rank-exited":
+                self._rank_exited(frame)
+            case "rank-hung":
+                self._rank_hung(frame)
+            case "rank-started":
+                self._events.emit("rank-started", member=frame["member"], agent=name, pid=frame["pid"])
+            case "spare-done":
+                self._spare_done(frame)
+            case "records" | "group-done" | "base-held" | "base-done" if self._keeping is not None:
+                self._keeping.take(name, frame, time.monotonic())
+                self._keep(time.monotonic())
+
+    def _take_rank(self, member: int, message: dict[str, Any]) -> None:
+        assert self._machine is not None
+        now = time.monotonic()
+        match message["type"]:
+            case "ready":
+                self._rank_ready(member, message)
+            case "meshed":
+                self._losses.meshed(message["step"])
+                self._feed(machine.Meshed(member, message["generation"]))
+            case "step":
+                self._step_done(message)
+            case "broken":
+                self._losses.applied(message["step"])
+                for blamed in message["blamed"]:
+                    self._feed(machine.LinkBroken(member, message["generation"], blamed, now))
+                self._events.emit("link-broken", member=member, reason=message["reason"])
+            case "boundary":
+                self._boundary(member, message)
+            case "base-refused":
+                self._events.emit("base-refused", step=message["step"], reason=message["reason"])
+                self.board.update(
+                    lambda facts: facts.bases_refused.update({message["step"]: message["reason"]})
+                )
+            case "recovered":
+                for recovery in self._losses.regained(member, message):
+                    self._events.emit("recovery", **recovery)
+            case "held":
+                self._strike(message["step"])
+            case "left":
+                self._losses.applied(message["step"])
+                self._feed(machine.RankLeft(member))
+            case "waiting":
+                reason = f"storage lags by {message['slots']} steps: training waits for the durable step"
+                self._events.emit("waiting", step=message["step"], reason=reason)
+            case "error":
+                self._fail(error_of(self._rank_name(member), message))
+
+    def _rank_ready(self, member: int, message: dict[str, Any]) -> None:
+        assert self._machine is not None
+        known = self._machine.member(member)
+        if known is None:
+            return
+        difference = self._agreement.check(self._rank_name(member), message)
+        if difference is not None:
+            self._fail(difference)
+            return
+        size = message["full_checkpoint_bytes"]
+        self.board.update(lambda facts: setattr(facts, "full_checkpoint_bytes", size))
+        host = self._agents[known.agent].wire.peer_host if known.agent in self._agents else ""
+        self._feed(machine.RankReady(member, (host, message["port"])))
+
+    def _rank_name(self, member: int) -> str:
+        assert self._machine is not None
+        active = self._machine.active
+        rank = active.rank_of(member) if active is not None else None
+        known = self._machine.member(member)
+        place = f" on {known.agent}" if known is not None else ""
+        return f"rank {rank}{place}" if rank is not None else f"a new rank{place}"
+
+    def _step_done(self, message: dict[str, Any]) -> None:
+        step = message["step"]
+        self._losses.applied(step)
+        self._feed(machine.StepDone(message["generation"]))
+        self._events.emit(
+            "step", **{key: message[key] for key in ("step", "loss", "items", "seconds", "ranks")}
+        )
+        if not message["applied"]:
+            self._events.emit("decision", step=step, decision="skip")
+        self.board.update(lambda facts: setattr(facts, "step", step))
+
+    def _boundary(self, member: int, message: dict[str, Any]) -> None:
+        difference = self._agreement.check_digests(self._rank_name(member), message)
+        if difference is not None:
+            self._fail(difference)
+            return
+        step = message["step"]
+        facts_of_step = {key: message[key] for key in ("weights_digest", "state_digest", "applied")}
+        if self.board.read(lambda facts: step not in facts.digests):
+            self._events.emit("boundary", step=step, **facts_of_step)
+        self.board.update(lambda facts: facts.digests.setdefault(step, facts_of_step))
+        if self._keeping is not None:
+            self._keeping.hurry(step)
+
+    def _rank_exited(self, frame: Frame) -> None:
+        assert self._machine is not None
+        now = time.monotonic()
+        member = frame["member"]
+        if frame["left_at"] is not None:
+            self._feed(machine.RankLeft(member))
+            return
+        if frame["failed"] or self._machine.member(member) is None:
+            return
+        cause = _cause_of_death(frame["status"])
+        self._losses.applied(frame["step"] - 1)
+        self._note_loss(cause, frame["struck_at"] or now, now, member)
+        self._feed(machine.RankGone(member, cause, now))
+
+    def _rank_hung(self, frame: Frame) -> None:
+        now = time.monotonic()
+        self._note_loss(
+            frame["reason"].split(":")[0], frame["struck_at"] or frame["moved_at"], now, frame["member"]
+        )
+        self._feed(machine.RankHung(frame["member"], frame["reason"], now))
+
+    def _note_loss(self, cause: str, kill_at: float, now: float, member: int | None = None) -> None:
+        """Something that belonged to the formation is gone."""
+        assert self._machine is not None
+        active = self._machine.active
+        if active is None:
+            return
+        if member is not None:
+            fault = self._strikes.struck_itself(member) if kill_at < now else None
+            if fault is not None:
+                self._events.emit("fault", text=fault.text(), struck_at=kill_at)
+            if active.rank_of(member) is None:
+                return
+        step = self.board.read(lambda facts: facts.step) + 1
+        self._losses.lose(Loss(cause, step, kill_at, now))
+
+    # The machine
+
+    def _attach(self, writer: RunWriter) -> None:
+        keeping = Keeping(writer, self._job, self._events, self.board, self._tell)
+        self._keeping = keeping
+        policy = machine.Policy(self._job.cluster.workers, self._job.logical_shards)
+        self._machine = machine.State(policy, assembling_since=time.monotonic())
+        self.board.update(lambda facts: setattr(facts, "durable_step", writer.durable_step))
+        self._note_agents()
+        for name in list(self._agents):
+            self._tell(name, keeping.durable_frame())
+            self._feed(machine.AgentJoined(name))
+
+    def _restart(self) -> None:
+        self.board.update(lambda facts: setattr(facts, "lost_cause", None))
+        self._feed(machine.Restarted(time.monotonic()))
+
+    def _feed(self, event: machine.Event) -> None:
+        if self._machine is None or self.board.read(lambda facts: facts.error is not None):
+            return
+        before = self._machine
+        self._machine, instructions = machine.advance(before, event)
+        for instruction in instructions:
+            self._carry_out(instruction)
+        running = self._machine.phase is Phase.RUNNING
+        if running != (before.phase is Phase.RUNNING):
+            self.board.update(lambda facts: setattr(facts, "is_running", running))
+
+    def _carry_out(self, instruction: machine.Instruction) -> None:
+        match instruction:
+            case machine.StartRank(agent, member):
+                self._tell(agent, {"type": "start-rank", "member": member, "path": sys.path})
+            case machine.KillRank(member, agent):
+                self._tell(agent, {"type": "kill-rank", "member": member})
+            case machine.Announce(formation):
+                self._announce(formation)
+            case machine.TellStop(members):
+                for member_ in members:
+                    self._to_rank(member_, {"type": "stop"})
+            case machine.ReportLost(cause):
+                self._events.emit("gang-lost", cause=cause)
+                if self._keeping is not None:
+                    self._keeping.hurry()
+                self.board.update(lambda facts: setattr(facts, "lost_cause", cause))
+            case machine.ReportEnded():
+                if self._keeping is not None:
+                    self._keeping.hurry()
+                self.board.update(lambda facts: setattr(facts, "is_ended", True))
+
+    def _announce(self, formation: machine.Formation) -> None:
+        assert self._machine is not None
+        assert self._keeping is not None
+        members = [member.number for member in formation.members]
+        if formation.cause == "start":
+            self._strikes.number(members, [member.agent for member in formation.members])
+        if formation.when == "now":
+            self._losses.formed(formation.generation, frozenset(members))
+        inside = self._machine.active.members if self._machine.active else ()
+        for member in formation.members:
+            message = formation_message(
+                formation,
+                member.number,
+                newcomer=formation.when == "boundary" and member not in inside,
+                restore_step=self._keeping.restore_step,
+                kill_at=self._losses.kill_at if formation.when == "now" else None,
+                strikes=self._strikes.of_member(member.number),
+                holds=self._strikes.holds(),
+                stop=self._machine.stopping,
+            )
+            self._to_rank(member, message)
+        from_step = self.board.read(lambda facts: facts.step) + 1
+        self._events.emit(
+            "generation",
+            number=formation.generation,
+            from_step=from_step,
+            ranks=len(members),
+            cause=formation.cause,
+            members=members,
+        )
+        self.board.update(lambda facts: setattr(facts, "ranks", len(members)))
+
+    def _to_rank(self, member: machine.Member, message: dict[str, Any]) -> None:
+        self._tell(member.agent, {"type": "to-rank", "member": member.number, "message": message})
+
+    def _strike(self, step: int) -> None:
+        """A rank is at the point of a step where something is to be struck: do it, then let all go on."""
+        pids = {agent.name: agent.pid for agent in self._agents.values()}
+
+        def before(fault: Fault, at: float) -> None:
+            self._events.emit("fault", text=fault.text(), struck_at=at)
+            agent = self._strikes.agent_of(fault)
+            if agent is not None and fault.kind == "kill-agent":
+                self._struck_agents[agent] = at
+
+        self._strikes.strike(step, pids, self._job.store.targets, before)
+        assert self._machine is not None
+        for member in self._machine.members:
+            self._to_rank(member, {"type": "release", "step": step})
+
+    def _fail(self, error: OpenClawError) -> None:
+        """The first error is the run's error: end the ranks, keep what is final."""
+        if self.board.read(lambda facts: facts.error is not None):
+            return
+        self._events.emit("rank-error", error=str(error))
+        if self._machine is not None:
+            for member in self._machine.members:
+                self._tell(member.agent, {"type": "kill-rank", "member": member.number})
+        if self._keeping is not None:
+            self._keeping.hurry()
+        self.board.update(lambda facts: setattr(facts, "error", error))
+
+    # Storage and spare jobs
+
+    def _flush_records(self) -> None:
+        self.board.update(lambda facts: setattr(facts, "is_settled", False))
+        if self._keeping is not None:
+            self._keeping.hurry()
+            self._keeping.tell_when_settled()
+
+    def _keep(self, now: float) -> None:
+        assert self._keeping is not None
+        error = self._keeping.work(now, list(self._agents))
+        if error is not None:
+            self._fail(error)
+
+    def _start_spare(self, number: int, spec: dict[str, Any], agent: str | None) -> None:
+        names = [name for name in sorted(self._agents) if agent in (None, name)]
+        if not names:
+            self._spare_done({"number": number, "ok": False, "error": "its agent is gone", "retry": True})
+            return
+        name = names[number % len(names)]
+        self._spare_agents[number] = name
+        self._tell(name, {"type": "spare", "spec": {**spec, "job": self._job.document(), "path": sys.path}})
+
+    def _spare_done(self, frame: dict[str, Any]) -> None:
+        self._spare_agents.pop(frame["number"], None)
+        self.board.update(lambda facts: facts.spares.update({frame["number"]: frame}))
+
+
+def _cause_of_death(status: int) -> str:
+    if status < 0:
+        return f"rank killed by signal {-status}"
+    return f"rank exited with status {status}"
