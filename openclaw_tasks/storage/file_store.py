@@ -55,9 +55,7 @@ class FileStore:
     def __init__(self, url: str) -> None:
         path = url.removeprefix(SCHEME).removeprefix("localhost")
         if not url.startswith(SCHEME) or not path.startswith("/"):
-            raise UsageError(
-                f"target {url!r} must name a directory by its absolute path, like file:///data/t0"
-            )
+            raise UsageError(f"target {url!r} must name a directory by its absolute path, like file:///data/t0")
         self._url = url
         self._root = Path(os.path.normpath(path))
         self._made: list[Path] = []
@@ -120,7 +118,8 @@ class FileStore:
         return removed
 
     def make_root(self) -> None:
-        missing = [path for path in (self._root, *self._root.parents) if not path.exists()]
+        root = self._root.resolve()
+        missing = [path for path in (root, *root.parents) if not path.exists()]
         for path in reversed(missing):
             try:
                 path.mkdir()
@@ -159,13 +158,14 @@ class FileStore:
         view = memoryview(data).cast("B")
         temporary = _temporary_beside(path)
         try:
-            _write_durably(self._open_new(temporary), view)
-            publish(temporary, path)
+            try:
+                _write_durably(self._open_new(temporary), view)
+                publish(temporary, path)
+            finally:
+                with suppress(OSError):  # a leftover shows in no list and is swept later
+                    temporary.unlink()
         except OSError as error:
             raise self._error("write", path, error, needed_bytes=len(view)) from error
-        finally:
-            with suppress(OSError):  # a leftover shows in no list and is swept later
-                temporary.unlink()
         try:
             _sync_folder(path.parent)
         except OSError as error:

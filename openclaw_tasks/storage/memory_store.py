@@ -72,6 +72,11 @@ class MemoryStore:
                 raise TargetLostError(f"{self._url}: {key} is gone")
             self._bound = (key, self._objects[key])
 
+    def contents(self) -> dict[str, bytes]:
+        """Everything that lies there, also when the target counts as lost."""
+        with self._lock:
+            return dict(self._objects)
+
     def wipe(self) -> None:
         """Lose everything, identity included, as a replaced disk would."""
         with self._lock:

@@ -195,9 +195,7 @@ def _probe(target: Target) -> None:
             return
     finally:
         target.delete(key)
-    raise TargetUnusableError(
-        f"{target.url}: lets an existing key be created again, so no claim would hold there"
-    )
+    raise TargetUnusableError(f"{target.url}: lets an existing key be created again, so no claim would hold there")
 
 
 _Found = _Identity | StoreError | DamagedError | TargetUnusableError
@@ -257,16 +255,12 @@ def _target_set(
             if isinstance(result, NotFoundError | TargetLostError):
                 blank.add(opening.index)
         elif expected is not None and result.uuid != expected:
-            problems[opening.index] = (
-                f"{where}: another target stands there (uuid {result.uuid}, not {expected})"
-            )
+            problems[opening.index] = f"{where}: another target stands there (uuid {result.uuid}, not {expected})"
         else:
             usable = True
         stores.append(DeadlineStore(opening.target, deadline_seconds) if usable else None)
         uuids.append(result.uuid if usable and isinstance(result, _Identity) else None)
-    return TargetSet(
-        tuple(o.target.url for o in openings), tuple(stores), tuple(uuids), problems, frozenset(blank)
-    )
+    return TargetSet(tuple(o.target.url for o in openings), tuple(stores), tuple(uuids), problems, frozenset(blank))
 
 
 def _take_back(openings: Sequence[_Opening], deadline_seconds: float) -> None:

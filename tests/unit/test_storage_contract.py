@@ -92,9 +92,7 @@ def test_a_deleted_object_can_be_deleted_and_created_again(store: Store) -> None
     assert store.read("lm/pin/a.json") == b"2"
 
 
-@pytest.mark.parametrize(
-    "key", ["", "/etc/passwd", "../outside", "lm/../x", "lm//x", "lm/", "./x", ".tmp-1", "a\0b"]
-)
+@pytest.mark.parametrize("key", ["", "/etc/passwd", "../outside", "lm/../x", "lm//x", "lm/", "./x", ".tmp-1", "a\0b"])
 def test_keys_cannot_leave_the_target_or_hide_in_it(store: Store, key: str) -> None:
     for operation in (
         store.read,

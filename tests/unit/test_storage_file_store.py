@@ -188,9 +188,7 @@ def test_a_device_is_no_target() -> None:
         FileStore("file:///dev/full").create("target.json", b"identity")
 
 
-def test_a_link_that_was_made_but_reported_as_failed_is_ours(
-    store: FileStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_that_was_made_but_reported_as_failed_is_ours(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """NFS repeats a link whose answer was lost, and reports that the name exists."""
     link = os.link
 
@@ -203,9 +201,7 @@ def test_a_link_that_was_made_but_reported_as_failed_is_ours(
     assert store.read("lm/claim/1") == b"mine"
 
 
-def test_a_file_system_without_hard_links_is_refused(
-    store: FileStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_without_hard_links_is_refused(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(95, "Operation not supported")
 
