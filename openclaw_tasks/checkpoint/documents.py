@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from openclaw_tasks.checkpoint import paths
 from openclaw_tasks.checkpoint.lineage import BaseRef, GroupRef
@@ -22,6 +22,7 @@ from openclaw_tasks.storage.store import Buffer
 FORMAT = 1
 Count = Field(ge=0)
 Ordinal = Field(ge=1)
+Word = Field(pattern=paths.WORD_PATTERN)
 
 
 class _Strict(BaseModel):
@@ -67,13 +68,15 @@ class Document(_Strict):
         if fields.pop("kind", None) != cls.kind:
             raise DamagedError(f"{key}: not a {cls.kind} document")
         try:
-            document = cls.model_validate_json(canonical_json(fields))
+            document = cls.model_validate_json(canonical_json(fields), strict=True)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
             raise DamagedError(f"{key}: {where}: {first['msg']}") from error
         if document.key != key:
             raise DamagedError(f"{key}: holds the document of {document.key}")
+        if document.to_bytes() != bytes(data):
+            raise DamagedError(f"{key}: has fields that this format does not know")
         return document
 
 
@@ -82,7 +85,7 @@ class Claim(Document):
 
     kind: ClassVar[str] = "claim"
     epoch: int = Ordinal
-    writer: str
+    writer: str = Word
     process: Process
 
     @property
@@ -95,7 +98,7 @@ class Start(Document):
 
     kind: ClassVar[str] = "start"
     epoch: int = Ordinal
-    writer: str
+    writer: str = Word
     n: int = Ordinal
     m: int = Count
     target_uuids: tuple[str, ...]
@@ -131,7 +134,7 @@ class Holder(Document):
 
     kind: ClassVar[str] = "holder"
     epoch: int = Ordinal
-    writer: str
+    writer: str = Word
     counter: int = Count
     released: bool
     """True once the holder has ended in order: nobody needs to wait for its lease."""
@@ -166,7 +169,7 @@ class BaseManifest(Document):
     kind: ClassVar[str] = "base"
     step: int = Count
     epoch: int = Ordinal
-    writer: str
+    writer: str = Word
     n: int = Ordinal
     m: int = Count
     applied: int = Count
@@ -194,7 +197,7 @@ class BaseNote(Document):
     kind: ClassVar[str] = "base-note"
     step: int = Count
     epoch: int = Ordinal
-    writer: str
+    writer: str = Word
     mark: BaseMark
     facts: dict[str, Any]
 
@@ -215,11 +218,17 @@ class Degraded(Document):
 
     kind: ClassVar[str] = "degraded"
     epoch: int = Ordinal
-    writer: str
+    writer: str = Word
     sequence: int = Ordinal
     first: int = Ordinal
     last: int = Ordinal
     attempt: int = Count
+
+    @model_validator(mode="after")
+    def _check_steps(self) -> Self:
+        if self.first > self.last:
+            raise ValueError(f"first={self.first} must not exceed last={self.last}")
+        return self
 
     @property
     def key(self) -> str:
@@ -232,7 +241,7 @@ class Floor(Document):
 
     kind: ClassVar[str] = "floor"
     epoch: int = Ordinal
-    writer: str
+    writer: str = Word
     step: int = Count
     """The older kept base's step: bases before it, and records up to it, may be gone."""
 
@@ -248,7 +257,7 @@ class Pin(Document):
     """
 
     kind: ClassVar[str] = "pin"
-    id: str
+    id: str = Word
     counter: int = Count
     bases: tuple[BaseRef, ...]
     first: int = Count

@@ -26,7 +26,9 @@ from openclaw_tasks.errors import JobError
 from openclaw_tasks.storage.store import TARGET_KEY
 
 _NUMBER = r"(0|[1-9][0-9]{0,17})"
-_WORD = r"([A-Za-z0-9_]{1,64})"
+WORD_PATTERN = r"^[A-Za-z0-9_]{1,64}$"
+"""What writers, objects and pins may be called."""
+_WORD = f"({WORD_PATTERN.strip('^$')})"
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _CLAIM = re.compile(rf"claim/{_NUMBER}")
 _START = re.compile(rf"start/{_NUMBER}-{_WORD}\.json")
