@@ -25,8 +25,8 @@ def fetch(code: Code, run: str, name: StripedName, digest: str, order: Sequence[
     """The payload with SHA-256 `digest` that is stored under `name`.
 
     order: targets to ask, the first k first; the rest (also those not named) only if these cannot serve.
-    DataLossError when more than m stripes are missing or damaged for sure; NotDurableError when it may only be
-    that targets do not answer now.
+    DataLossError when more than m stripes are missing or damaged for sure; NotDurableError when it may only
+    be that targets do not answer now.
     """
     order = [*order, *(target for target in range(code.n) if target not in order)]
     files: dict[int, bytes | str] = {}

@@ -56,9 +56,7 @@ def _repair_payload(history: History, payload: Payload, digest: str) -> Steps[in
     stripes = build_stripes(fetched.rebuilt.payload, code, fetched.rebuilt.header.identity)
     damaged = payload.damaged | fetched.rebuilt.bad.keys() & payload.seen
     lacking = sorted({*lacking, *(fetched.rebuilt.bad.keys() - fetched.silent)})
-    placings = [
-        _Placing(target, name.key(run, target), stripes[target], target in damaged) for target in lacking
-    ]
+    placings = [_Placing(target, name.key(run, target), stripes[target], target in damaged) for target in lacking]
     done, problems = yield from _place(placings)
     held = (payload.valid - set(lacking)) | done
     _require_payload(code, run, payload, held, problems)

@@ -1,4 +1,7 @@
-"""Start of an epoch: claim, read, repair, write `start` (generators). Nothing is read before the claim holds."""
+"""Start of an epoch: claim, read, repair, write `start` (generators).
+
+Nothing is taken from what was read before the claim held: what is acknowledged meanwhile would be missed.
+"""
 
 from __future__ import annotations
 
@@ -73,9 +76,7 @@ def claim_epoch(starter: Starter, *, jitter: Callable[[], float]) -> Steps[int]:
         if len(written.acked) >= code.write_quorum:
             return epoch
         if not written.taken:
-            require(
-                f"run {run!r}: claim of epoch {epoch}", written.acked, code.write_quorum, written.problems
-            )
+            require(f"run {run!r}: claim of epoch {epoch}", written.acked, code.write_quorum, written.problems)
         yield [Pause(jitter())]
     raise NotDurableError(f"run {run!r}: other writers were first at each of {CLAIM_TRIES} claims; try again")
 
@@ -103,9 +104,7 @@ def refuse_if_stuck(history: History) -> None:
         raise DataLossError(
             f"run {run!r}: {history.stuck.message}; more is gone than {history.code.m} targets can replace"
         )
-    silent = "; ".join(
-        f"target {target}: {error}" for target, error in sorted(history.survey.problems.items())
-    )
+    silent = "; ".join(f"target {target}: {error}" for target, error in sorted(history.survey.problems.items()))
     raise NotDurableError(f"run {run!r}: {history.stuck.message}; waiting for targets to answer ({silent})")
 
 
@@ -120,15 +119,13 @@ def adopt(history: History, rollback: Rollback | None) -> History:
     if rollback is not None and (end_step > lineage.end_step or not bases):
         steps = [base.ref.step for base in history.bases]
         raise JobError(
-            f"run {history.survey.run!r} cannot go back to step {end_step}: its log ends at {lineage.end_step}, "
-            f"its bases are of steps {steps}"
+            f"run {history.survey.run!r} cannot go back to step {end_step}: its log ends at "
+            f"{lineage.end_step}, its bases are of steps {steps}"
         )
     skip = lineage.skip if rollback is None else sorted({*lineage.skip, *rollback.skip})
     kept = tuple(ref for ref in lineage.groups if ref.first <= end_step)
     needed = [ref for ref in lineage.groups if ref.last > lineage.floor]
-    payloads = tuple(
-        payload for ref, payload in zip(needed, history.groups, strict=True) if ref.first <= end_step
-    )
+    payloads = tuple(payload for ref, payload in zip(needed, history.groups, strict=True) if ref.first <= end_step)
     cut = Lineage(
         epoch=lineage.epoch,
         writer=lineage.writer,
