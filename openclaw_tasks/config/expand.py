@@ -20,7 +20,7 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _TILDE: Final = re.compile(r"~([A-Za-z0-9._-]*)(?=/|$)", re.ASCII)
 _PATH_KEYS: Final = ("data", "path")
 _PATH_KEY_ENDINGS: Final = ("_path", "_dir", "_file")
-_PATH_STARTS: Final = ("./", "../", "~")
+_PATH_START: Final = re.compile(r"\.{1,2}/|\.{1,2}$|~[A-Za-z0-9._-]*/|~$", re.ASCII)
 
 _MAX_VALUES: Final = 100_000
 _MAX_DEPTH: Final = 64
@@ -32,7 +32,7 @@ def expand(value: Any, key: KeyPath, folder: Path) -> Any:
     `$NAME` and `${NAME}` come from the environment (`$$` is a dollar; OPENCLAW_HOME has its default), then a
     leading `~` is a home folder. Relative paths of `file://` targets, and of `recipe_args` that are paths
     (under `data`, `path`, or a key ending in `_path`, `_dir` or `_file`; or text that begins with `./`, `../`
-    or `~`), become absolute from `folder`. Raises JobError naming the key: an undefined variable, an unknown
+    or a home folder), become absolute from `folder`. Raises JobError naming the key: an undefined variable, an unknown
     home, a value too deep or too large (aliases of aliases).
     """
     return _Expansion(folder).expand(value, key)
@@ -124,4 +124,4 @@ def _names_path(key: KeyPath, text: str) -> bool:
     """Whether a value of `recipe_args` is a path; of a list, the name that holds it decides."""
     name = next((part for part in reversed(key[1:]) if isinstance(part, str)), "")
     named = name in _PATH_KEYS or name.endswith(_PATH_KEY_ENDINGS)
-    return bool(text) and (named or text in (".", "..") or text.startswith(_PATH_STARTS))
+    return bool(text) and (named or _PATH_START.match(text) is not None)
