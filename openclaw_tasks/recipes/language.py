@@ -61,9 +61,7 @@ class ByteLM(Recipe):
             if type(size) is not int or size < 1:
                 raise RecipeError(f"recipe_args.{name}={size!r} must be a whole number, at least 1")
         if width % (2 * heads):
-            raise RecipeError(
-                f"recipe_args.width={width} must be a multiple of twice recipe_args.heads={heads}"
-            )
+            raise RecipeError(f"recipe_args.width={width} must be a multiple of twice recipe_args.heads={heads}")
         if decay is not None and decay <= warmup:
             raise RecipeError(f"recipe_args.decay={decay} must be greater than recipe_args.warmup={warmup}")
         self.data = data

@@ -142,14 +142,11 @@ def _class_of(module: ModuleType, name: str) -> type[Recipe]:
         raise RecipeError(f"recipe: {where} has no class {name!r}; {hint}")
     if not _is_recipe(found):
         raise RecipeError(
-            f"recipe: {name!r} of {where} is not a subclass of openclaw_tasks.Recipe; "
-            f"derive it: class {name}(Recipe)"
+            f"recipe: {name!r} of {where} is not a subclass of openclaw_tasks.Recipe; derive it: class {name}(Recipe)"
         )
     missing = sorted(found.__abstractmethods__)
     if missing:
-        raise RecipeError(
-            f"recipe: {name!r} of {where} lacks {', '.join(missing)}(); define them in the class"
-        )
+        raise RecipeError(f"recipe: {name!r} of {where} lacks {', '.join(missing)}(); define them in the class")
     cls: type[Recipe] = found
     return cls
 

@@ -65,9 +65,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def load(folder: Path | None, recipe: str, **recipe_args: Any) -> Recipe:
-    job = SimpleNamespace(
-        recipe=recipe, recipe_args=recipe_args, folder=None if folder is None else str(folder)
-    )
+    job = SimpleNamespace(recipe=recipe, recipe_args=recipe_args, folder=None if folder is None else str(folder))
     return load_recipe(cast(TrainJob, job))
 
 

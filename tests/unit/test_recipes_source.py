@@ -69,9 +69,7 @@ def test_module_of_the_same_package_counts_however_it_is_imported(
     assert fingerprint(tmp_path, "pack_m.inner.mine", monkeypatch) != first
 
 
-def test_fingerprint_does_not_depend_on_where_the_files_lie(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fingerprint_does_not_depend_on_where_the_files_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for place in ("a", "b"):
         (tmp_path / place).mkdir()
         (tmp_path / place / "mine_moved.py").write_text(RECIPE.format(imports=""))
