@@ -36,7 +36,7 @@ def arithmetic_fingerprint(threads: int) -> dict[str, str]:
     return {
         "device": torch.cuda.get_device_name() if cuda else _cpu_vendor(),
         "isa": _isa(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "threads": str(threads),
         "deterministic": "yes" if torch.are_deterministic_algorithms_enabled() else "no",
         "workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG", "") if cuda else "",

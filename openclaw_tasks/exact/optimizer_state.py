@@ -169,11 +169,12 @@ class _Preparation:
         source = tensor_of(self._stored[key])
         if parameter is None:
             return source.clone()
+        if key.endswith("/step") and parameter not in self._counts_on_device:
+            return source.clone()
         if source.shape == parameter.shape:
             # The parameter's own strides, which fused kernels rely on.
             return torch.empty_like(parameter, dtype=source.dtype, requires_grad=False).copy_(source)
-        on_cpu = key.endswith("/step") and parameter not in self._counts_on_device
-        return source.clone() if on_cpu else source.to(parameter.device, copy=True)
+        return source.to(parameter.device, copy=True)
 
 
 def _same_keys(what: str, stored: set[str], live: set[str]) -> None:

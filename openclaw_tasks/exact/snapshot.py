@@ -60,9 +60,9 @@ def in_name_order(tensors: dict[str, StoredTensor]) -> Iterator[tuple[str, Store
 class Snapshot:
     """The state after `step` steps, `applied` of which changed it.
 
-    `objects` holds safetensors buffers named "params", "buffers" and "optimizer". `plain` is JSON: the optimizer's
-    plain values by parameter name, the scaler, the names of non-persistent buffers, the layout's
-    digest. It survives `json.loads(json.dumps(plain))` unchanged.
+    `objects` holds safetensors buffers named "params", "buffers" and "optimizer". `plain` is JSON: the
+    optimizer's plain values by parameter name, the scaler, the names of non-persistent buffers, the
+    layout's digest. It survives `json.loads(json.dumps(plain))` unchanged.
     """
 
     step: int
