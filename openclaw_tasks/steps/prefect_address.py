@@ -17,9 +17,7 @@ from typing import Any, Final
 _VARIABLE: Final = "PREFECT_API_URL"
 
 
-def configured_api_url(
-    environment: Mapping[str, str] | None = None, folder: Path | None = None
-) -> str | None:
+def configured_api_url(environment: Mapping[str, str] | None = None, folder: Path | None = None) -> str | None:
     """The API address that Prefect would use in `folder`; None if it would start a server itself.
 
     `environment` and `folder` are those of this process by default.

@@ -76,9 +76,7 @@ class ServerLease:
         if message is None:
             raise _start_error(self._folder, f"its keeper (pid {self._keeper_pid}) is gone or stopped")
         if "ready" not in message:
-            raise _start_error(
-                self._folder, message.get("failed", f"it gave no answer in {deadline_seconds:g} s")
-            )
+            raise _start_error(self._folder, message.get("failed", f"it gave no answer in {deadline_seconds:g} s"))
 
     def wait_lost(self) -> None:
         """Block while the server lives; for ever for the user's own. Raises RunError when it is lost."""
@@ -106,7 +104,7 @@ class ServerLease:
         return variables | _without_proxy(os.environ)
 
     def close(self) -> None:
-        """Give the server up. If nobody else uses it, return when it and its keeper have ended."""
+        """Give the server up. If nobody else uses it, return when it has ended and its keeper is about to."""
         keeper, self._keeper = self._keeper, None
         if keeper is None:
             return
@@ -125,9 +123,7 @@ class ServerLease:
         self.close()
 
 
-def join_server(
-    home: Path, *, wait_ready: bool = True, deadline_seconds: float = _START_SECONDS
-) -> ServerLease:
+def join_server(home: Path, *, wait_ready: bool = True, deadline_seconds: float = _START_SECONDS) -> ServerLease:
     """The server that the user has configured, else the local one of `home`, started if need be.
 
     With `wait_ready=False` the address is known at once and the server starts in the meantime. Requests wait

@@ -7,7 +7,7 @@ in a few hundredths of a second and stays small. Single-threaded.
 
 - A user is alive as long as its connection is: a killed one counts as gone at once, whoever it was.
 - When the last connection ends, so do the server and the keeper. A user that half-closes its connection and
-  reads on sees the end of file when that has happened.
+  reads on sees the end of file when the server is gone and the keeper has nothing left to do.
 - The keeper holds the lock file as long as it lives, and the server inherits it: while it is locked, nobody
   starts another server on the same database.
 - The keeper owns the listening TCP socket and hands it down. So the port cannot be lost between its choice
@@ -120,9 +120,7 @@ class Keeper:
             self._watch(user, partial(self._listen_to, user))
             assert self._server is not None
             host, port = self._web.getsockname()
-            hello = Hello(
-                address=f"http://{host}:{port}", keeper_pid=os.getpid(), server_pid=self._server.pid
-            )
+            hello = Hello(address=f"http://{host}:{port}", keeper_pid=os.getpid(), server_pid=self._server.pid)
             self._tell(user, dict(hello))
             self._untold.add(user)
             self._tell_ready()
@@ -255,7 +253,10 @@ def main(argument: str) -> None:
         signal.signal(number, _stop)
     os.ftruncate(arguments["lock_fd"], 0)
     os.write(arguments["lock_fd"], f"pid {os.getpid()} on {socket.gethostname()}\n".encode())
-    Keeper(arguments["command"], arguments["lock_fd"], socket.socket(fileno=arguments["door_fd"])).run()
+    keeper = Keeper(arguments["command"], arguments["lock_fd"], socket.socket(fileno=arguments["door_fd"]))
+    keeper.run()
+    # By the kernel: Python's own end would close the last user's connection well before the process is gone.
+    os._exit(0)
 
 
 if __name__ == "__main__":
