@@ -104,9 +104,7 @@ def _read_header(view: memoryview) -> tuple[_Header, memoryview]:
     try:
         fields = json.loads(bytes(view[_PREFIX_BYTES:end]))
         if (fields["format"], fields["compression"]) != (FORMAT, "zstd"):
-            raise UsageError(
-                f"payload is of format {fields['format']!r}, this version reads {FORMAT}: upgrade"
-            )
+            raise UsageError(f"payload is of format {fields['format']!r}, this version reads {FORMAT}: upgrade")
         header = _Header(fields["planes"], fields["plane_bytes"], tuple(fields["lengths"]))
         is_possible = header.planes >= 1 and header.plane_bytes >= 1 and min(header.lengths, default=0) >= 0
     except (ValueError, KeyError, TypeError) as error:

@@ -130,9 +130,7 @@ def split_head(file: memoryview, key: str, code: Code) -> tuple[StripeHeader, me
     header = _header_of(fields, key, code)
     for name, expected in header._fields().items():
         if fields.get(name) != expected:
-            raise DamagedError(
-                f"header says {name}={fields.get(name)!r}, but under this name it is {expected!r}"
-            )
+            raise DamagedError(f"header says {name}={fields.get(name)!r}, but under this name it is {expected!r}")
     if text != canonical_json(header._fields()):
         raise DamagedError("header has fields that this format does not know")
     return header, data

@@ -94,17 +94,14 @@ def join_stripes(stripes: Sequence[Stripe]) -> bytes:
     what = header.identity.describe()
     for stripe in stripes:
         if replace(stripe.header, index=header.index) != header:
-            raise DamagedError(
-                f"{what}: {header.key} and {stripe.header.key} are parts of different payloads"
-            )
+            raise DamagedError(f"{what}: {header.key} and {stripe.header.key} are parts of different payloads")
     by_index = {stripe.header.index: stripe.data for stripe in stripes}
     if len(by_index) < header.code.k:
         found = ", ".join(str(index) for index in sorted(by_index))
         raise DataLossError(f"{what}: {header.code.k} stripes are needed, only {found} can be used")
     blocks = _decode(by_index, header.code, header.stripe_bytes)
     payload = b"".join(
-        block[: max(0, header.payload_bytes - position * header.stripe_bytes)]
-        for position, block in enumerate(blocks)
+        block[: max(0, header.payload_bytes - position * header.stripe_bytes)] for position, block in enumerate(blocks)
     )
     if _digest(payload) != header.payload_digest:
         raise DamagedError(f"{what}: its stripes are whole, but what they rebuild does not match its digest")
@@ -185,9 +182,7 @@ def _decode(data: Mapping[int, memoryview], code: Code, stripe_bytes: int) -> li
     if missing:
         decoder = zfec.Decoder(code.k, code.n)
         for start in range(0, stripe_bytes, _SLICE_BYTES):
-            parts = decoder.decode(
-                [data[index][start : start + _SLICE_BYTES] for index in picks], list(picks)
-            )
+            parts = decoder.decode([data[index][start : start + _SLICE_BYTES] for index in picks], list(picks))
             for index in missing:
                 rebuilt[index].append(parts[index])
     return [b"".join(rebuilt[index]) if index in rebuilt else data[index] for index in range(code.k)]
