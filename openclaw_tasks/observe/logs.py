@@ -82,7 +82,10 @@ class RunLogging:
             for handler in self._handlers:
                 logger.removeHandler(handler)
         for handler in self._handlers:
-            handler.close()
+            try:
+                handler.close()
+            except OSError:
+                pass  # what it could not write, it has counted
         self._before, self._handlers = [], []
 
     def __enter__(self) -> Self:

@@ -19,7 +19,7 @@ Theme = Literal["auto", "light", "dark"]
 _WIDTH: Final = 880
 _HEIGHT: Final = 428
 _LEFT: Final = 68
-_RIGHT: Final = 838
+_RIGHT: Final = 806
 _LANES_TOP: Final = 78
 _LANE_HEIGHT: Final = 17
 _NUM_LANES: Final = 3
@@ -54,10 +54,14 @@ _STYLE: Final = (
     (".title", "font-size: 17px; font-weight: 600", "fill: {ink}"),
     (".ink", "", "fill: {ink}"),
     (".soft", "", "fill: {soft}"),
-    (".value", "font-weight: 600", "fill: {line}"),
+    (
+        ".value",
+        "font-weight: 600; paint-order: stroke; stroke-width: 4; stroke-linejoin: round",
+        "fill: {line}; stroke: {back}",
+    ),
     (".grid", "stroke-width: 1", "stroke: {grid}"),
     (".axis", "stroke-width: 1", "stroke: {soft}"),
-    (".raw", "fill: none; stroke-width: 1; stroke-opacity: 0.4; stroke-linejoin: round", "stroke: {line}"),
+    (".raw", "fill: none; stroke-width: 1; stroke-opacity: 0.5; stroke-linejoin: round", "stroke: {line}"),
     (".line", "fill: none; stroke-width: 2.25; stroke-linejoin: round; stroke-linecap: round", "stroke: {line}"),
     (".dot", "stroke-width: 2", "fill: {line}; stroke: {back}"),
     (".mark", "stroke-width: 1.25; stroke-dasharray: 3 3", "stroke: {mark}"),
@@ -171,15 +175,18 @@ def _plot(story: _Story) -> list[str]:
     if 0 <= min(values) < 0.15 * max(values):
         low = 0.0
     last = max(story.planned_steps, steps[-1], 1)
-    top = _LANES_TOP + _NUM_LANES * _LANE_HEIGHT * bool(story.marks) + 8
-    x, y = Scale(0, last, _LEFT, _RIGHT), Scale(low, high, _BOTTOM, top)
+    x = Scale(0, last, _LEFT, _RIGHT)
+    marks = _place(story.marks, x)
+    num_lanes = max((_NUM_LANES if lane is None else lane + 1 for _, lane, _ in marks), default=0)
+    top = _LANES_TOP + num_lanes * _LANE_HEIGHT + 8
+    y = Scale(low, high, _BOTTOM, top)
     return [
         *_axes(x, y),
         *_ranks(story.ranks, steps[-1], x),
         *_skips(story.skipped, x),
-        *_marks(story.marks, x, top),
+        *_marks(marks, x, top),
         *_lines(runs, x, y),
-        *_mark_dots(story.marks, story.losses, x, y),
+        *_mark_dots(marks, story.losses, x, y),
     ]
 
 
@@ -213,37 +220,40 @@ def _lines(runs: Sequence[Sequence[Point]], x: Scale, y: Scale) -> list[str]:
         line = smooth(run, max(5.0, num_points / 25)) if is_smoothed else run
         parts.append(_path(thin(line, 400), x, y, "line"))
     last_step, last_loss = runs[-1][-1]
-    on_left = x(last_step) > _RIGHT - 30
     parts.append(f'<circle class="dot" cx="{x(last_step):.1f}" cy="{y(last_loss):.1f}" r="4.5"/>')
-    label_x, label_y = (-9, -9) if on_left else (10, 4)
-    anchor = "end" if on_left else "start"
-    at = (x(last_step) + label_x, y(last_loss) + label_y)
-    parts.append(_text(*at, f"{last_loss:.4g}", "value", anchor=anchor))
+    parts.append(_text(x(last_step) + 10, y(last_loss) + 4, f"{last_loss:.4g}", "value"))
     return parts
 
 
-def _marks(marks: Sequence[_Mark], x: Scale, top: float) -> list[str]:
-    """A line for each mark, and its text where one of the lanes above the plot has room for it."""
-    marks = _shown(marks, x)
-    spans = []
-    for mark in marks:
-        width = len(mark.short) * _CHARACTER_WIDTH + 12
-        start = x(mark.step) if x(mark.step) + width <= _RIGHT else x(mark.step) - width
-        spans.append((start, start + width))
+_Placed = tuple[_Mark, int | None, bool]
+
+
+def _place(marks: Iterable[_Mark], x: Scale) -> list[_Placed]:
+    """Each mark, left to right, with the lane its text has room in (None: in none), and whether it is left of it."""
+    shown = sorted(mark for mark in marks if x.low <= mark.step <= x.high)
+    spans, on_left = [], []
+    for mark in shown:
+        at, width = x(mark.step), len(mark.short) * _CHARACTER_WIDTH + 12
+        on_left.append(at + width > _WIDTH - 16)
+        spans.append((at - width, at) if on_left[-1] else (at, at + width))
+    return list(zip(shown, lanes(spans, _NUM_LANES), on_left, strict=True))
+
+
+def _marks(marks: Iterable[_Placed], x: Scale, top: float) -> list[str]:
     lines, texts = [], []
-    for mark, (start, _), lane in zip(marks, spans, lanes(spans, _NUM_LANES), strict=True):
+    for mark, lane, on_left in marks:
         at = x(mark.step)
         line_top = top - 4 if lane is None else _LANES_TOP + lane * _LANE_HEIGHT + 4
         lines.append(f"<g><title>{escape(mark.long)}</title>{_line(at, line_top, at, _BOTTOM, 'mark')}</g>")
         if lane is not None:
-            moved, anchor = (-6, "end") if start < at else (6, "start")
+            moved, anchor = (-6, "end") if on_left else (6, "start")
             texts.append(_text(at + moved, line_top + 6, mark.short, "mark-text", anchor=anchor))
     return lines + texts
 
 
-def _mark_dots(marks: Sequence[_Mark], losses: dict[int, float | None], x: Scale, y: Scale) -> list[str]:
+def _mark_dots(marks: Iterable[_Placed], losses: dict[int, float | None], x: Scale, y: Scale) -> list[str]:
     parts = []
-    for mark in _shown(marks, x):
+    for mark, _, _ in marks:
         loss = losses.get(mark.step)
         height = _BOTTOM if loss is None else y(loss)
         parts.append(
@@ -251,10 +261,6 @@ def _mark_dots(marks: Sequence[_Mark], losses: dict[int, float | None], x: Scale
             f'<circle class="mark-dot" cx="{x(mark.step):.1f}" cy="{height:.1f}" r="4.5"/></g>'
         )
     return parts
-
-
-def _shown(marks: Sequence[_Mark], x: Scale) -> list[_Mark]:
-    return sorted(mark for mark in marks if x.low <= mark.step <= x.high)
 
 
 def _skips(skipped: Iterable[int], x: Scale) -> list[str]:
@@ -271,9 +277,9 @@ def _ranks(ranks: Sequence[tuple[int, int]], last_step: int, x: Scale) -> list[s
         return []
     parts = [_text(_LEFT - 10, _RANKS_BOTTOM - 6, "ranks", "soft", anchor="end")]
     merged = [item for index, item in enumerate(ranks) if index == 0 or ranks[index - 1][1] != item[1]]
-    ends = [start for start, _ in merged[1:]] + [last_step]
+    ends = [start - 1 for start, _ in merged[1:]] + [last_step]
     for (start, count), end in zip(merged, ends, strict=True):
-        left = min(x(max(start, x.low)), _RIGHT - 4)
+        left = min(x(start - 1), _RIGHT - 4)  # a step lies between the end of the one before it and its own
         width = max(x(min(end, x.high)) - left, 4.0)
         parts.append(
             f'<g><title>{format_count(count, "rank")} from step {start}</title><rect class="band" x="{left:.1f}" '
