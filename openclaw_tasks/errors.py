@@ -14,6 +14,7 @@
         ├── NonFiniteError            too many consecutive steps whose gradient is not finite
         ├── FencedError               somebody with a newer epoch holds the run
         ├── NotDurableError           too few targets acknowledged in time
+        ├── RunCancelledError         somebody cancelled the run; it can be resumed
         ├── GangLostError             no rank is left; the stage's retry starts a fresh gang
         └── StoreError                one operation on one storage target failed
             ├── NotFoundError         a definite answer that the key does not exist
@@ -98,6 +99,10 @@ class FencedError(RunError):
 
 class NotDurableError(RunError):
     """Too few targets acknowledged a write in time."""
+
+
+class RunCancelledError(RunError):
+    """Somebody cancelled the run; it can be resumed."""
 
 
 class GangLostError(RunError):

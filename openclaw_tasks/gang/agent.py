@@ -29,20 +29,49 @@ from openclaw_tasks.training.ring import RecordRing
 
 _TICK_SECONDS = 0.02
 _BEAT_SECONDS = 0.5
+_END_SECONDS = 5.0
 _PLACE_GRACE_SECONDS = 0.3  # a dead flow takes its Dask workers along: see which of the two is gone
+
+
+class Place:
+    """The agent's standard input: a line of JSON for each gang to serve, and its end when the place is gone."""
+
+    def __init__(self) -> None:
+        self._pending = b""
+
+    def fileno(self) -> int:
+        return sys.stdin.fileno()
+
+    def next_config(self) -> dict[str, Any] | None:
+        """Wait for the next gang; None when the place is gone."""
+        while b"\n" not in self._pending:
+            if self.is_lost():
+                return None
+        line, _, self._pending = self._pending.partition(b"\n")
+        config: dict[str, Any] = json.loads(line)
+        return config
+
+    def is_lost(self) -> bool:
+        """Take what is there to read; whether that was the end."""
+        data = os.read(self.fileno(), 65536)
+        self._pending += data
+        return not data
 
 
 class Agent:
     """One event loop over the supervisor, the launcher, the ranks and the putter."""
 
-    def __init__(self, supervisor: Wire, config: dict[str, Any], token: bytes) -> None:
+    def __init__(
+        self, supervisor: Wire, config: dict[str, Any], token: bytes, launcher: LauncherHandle, place: Place
+    ) -> None:
         self._wire = supervisor
+        self._place = place
         self._config = config
         self._token = token
         self._job: TrainJob | None = None
         self._lease_seconds = 10.0
         self._selector = selectors.DefaultSelector()
-        self._launcher = LauncherHandle()
+        self._launcher = launcher
         self._ranks: dict[int, Rank] = {}  # by the launcher's number
         self._spares: dict[int, Spare] = {}
         self._records = HeldRecords()
@@ -62,7 +91,7 @@ class Agent:
         """Serve until told to end, or until orphaned and done."""
         self._selector.register(self._wire, selectors.EVENT_READ, self._on_supervisor)
         self._selector.register(self._launcher.line, selectors.EVENT_READ, self._on_launcher)
-        self._selector.register(sys.stdin, selectors.EVENT_READ, self._on_place)
+        self._selector.register(self._place, selectors.EVENT_READ, self._on_place)
         self._selector.register(self._putter, selectors.EVENT_READ, self._on_putter)
         self._wire.send({"type": "hello", "pid": os.getpid(), "name": self._config["name"]})
         try:
@@ -71,8 +100,24 @@ class Agent:
                     key.data()
                 self._tick(time.monotonic())
         finally:
-            self._launcher.close()
             self._wire.close()
+            self._end_children()
+            self._putter.close()
+            self._selector.close()
+
+    @property
+    def is_orphan(self) -> bool:
+        """Whether the supervisor went away, rather than end the gang."""
+        return self._orphaned_at is not None
+
+    def _end_children(self) -> None:
+        """Kill what was forked for this gang, and wait until it is gone. Bounded."""
+        for number in [*self._ranks, *self._spares]:
+            self._launcher.kill(number)
+        deadline = time.monotonic() + _END_SECONDS
+        while (self._ranks or self._spares) and time.monotonic() < deadline:
+            if self._launcher.line.is_readable(0.1):
+                self._on_launcher()
 
     # The supervisor
 
@@ -106,9 +151,7 @@ class Agent:
                 self._pass_on(frame["member"], frame["message"])
             case "put-group":
                 spec = frame["spec"]
-                self._putter.put_group(
-                    self._targets(), spec, self._records.records(spec["first"], spec["last"])
-                )
+                self._putter.put_group(self._targets(), spec, self._records.records(spec["first"], spec["last"]))
             case "put-base":
                 self._put_base(frame["spec"])
             case "drop-bases":
@@ -324,8 +367,8 @@ class Agent:
             self._become_orphan(str(error))
 
     def _on_place(self) -> None:
-        if not os.read(sys.stdin.fileno(), 4096):
-            self._selector.unregister(sys.stdin)
+        if self._place.is_lost():
+            self._selector.unregister(self._place)
             self._place_lost_at = time.monotonic()
 
     def _become_orphan(self, reason: str) -> None:
@@ -360,9 +403,7 @@ class Agent:
             self._running = False
             return
         if span[0] > spec["first"]:
-            print(
-                f"steps {spec['first']} to {span[0] - 1} are not held here: nothing to flush", file=sys.stderr
-            )
+            print(f"steps {spec['first']} to {span[0] - 1} are not held here: nothing to flush", file=sys.stderr)
             self._running = False
             return
         # An attempt number of its own: the supervisor's putters count from 0, and stripes of two never mix.
@@ -390,12 +431,21 @@ def _struck(rank: Rank) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Read the configuration line, connect to the supervisor, serve."""
+    """Serve one gang after the other, until the place is gone or a supervisor is."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the supervisor's to handle
-    config = json.loads(sys.stdin.buffer.readline())
-    token = bytes.fromhex(Path(config["token_file"]).read_text("ascii").strip())
-    host, port = config["supervisor"]
-    Agent(Wire.dial((host, port), token, timeout_seconds=10.0), config, token).run()
+    launcher = LauncherHandle()
+    place = Place()
+    status = 0
+    try:
+        while status == 0 and (config := place.next_config()) is not None:
+            token = bytes.fromhex(Path(config["token_file"]).read_text("ascii").strip())
+            host, port = config["supervisor"]
+            agent = Agent(Wire.dial((host, port), token, timeout_seconds=10.0), config, token, launcher, place)
+            agent.run()
+            status = int(agent.is_orphan or launcher.is_gone)
+    finally:
+        launcher.close()
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ class Facts:
     step: int = 0  # last applied by rank 0
     applied: int = 0
     durable_step: int = 0
+    resumed_step: int = 0
     digests: dict[int, dict[str, Any]] = field(default_factory=dict)  # per boundary: weights, state, applied
     bases: set[int] = field(default_factory=set)
     bases_pending: set[int] = field(default_factory=set)  # a copy is held or being put
@@ -72,9 +73,7 @@ class Board:
                 if self._facts.error is not None:
                     raise self._facts.error
                 if self._facts.lost_cause is not None and not through_loss:
-                    raise GangLostError(
-                        f"no rank is left ({self._facts.lost_cause}); last step {self._facts.step}"
-                    )
+                    raise GangLostError(f"no rank is left ({self._facts.lost_cause}); last step {self._facts.step}")
                 left = 1.0 if deadline is None else min(1.0, deadline - time.monotonic())
                 if left <= 0:
                     return None

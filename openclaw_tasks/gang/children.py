@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from openclaw_tasks.training.control import ControlChannel
+from openclaw_tasks.training.control import ControlChannel, ControlClosed
 from openclaw_tasks.training.progress import Phase, ProgressPage
 from openclaw_tasks.training.ring import RecordRing
 
@@ -109,8 +110,14 @@ class LauncherHandle:
         theirs.close()
         return number, Spare(spec["number"], mine)
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether its process has ended."""
+        return self.process.poll() is not None
+
     def kill(self, number: int) -> None:
-        self.line.send({"type": "kill", "number": number})
+        with contextlib.suppress(ControlClosed):
+            self.line.send({"type": "kill", "number": number})
 
     def close(self) -> None:
         """End the launcher and all it forked; bounded."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,13 @@ from openclaw_tasks.observe.events import EventLog
 
 AGENTS_SECONDS = 120.0
 SPARE_SECONDS = 3600.0
+_COPY_SECONDS = 1.0
 
 
 class Gang:
     """Use as `with Gang(...) as gang`: agents come with the entry and are gone after the exit."""
 
-    def __init__(
-        self, job: TrainJob, placement: Placement, events: EventLog, faults: tuple[Fault, ...] = ()
-    ) -> None:
+    def __init__(self, job: TrainJob, placement: Placement, events: EventLog, faults: tuple[Fault, ...] = ()) -> None:
         self._job = job
         self._placement = placement
         token = secrets.token_hex(32)
@@ -83,9 +83,7 @@ class Gang:
 
     def profile(self) -> dict[str, dict[str, Any]]:
         """What each agent's place is, and what the recipe is there. Raises what building the recipe raised."""
-        numbers = {
-            name: self._supervisor.run_spare("profile", {}, agent=name) for name in self.wait_for_agents()
-        }
+        numbers = {name: self._supervisor.run_spare("profile", {}, agent=name) for name in self.wait_for_agents()}
         return {name: self._answer(number) for name, number in numbers.items()}
 
     # Training
@@ -117,10 +115,13 @@ class Gang:
         def settled(facts: Any) -> Any:
             if step in facts.bases or step in facts.bases_refused:
                 return "done"
-            is_past = step in facts.digests and facts.durable_step >= step
+            is_past = facts.durable_step >= step and (step in facts.digests or step <= facts.resumed_step)
             return "missing" if is_past and step not in facts.bases_pending else None
 
         while self.board.wait(settled) == "missing":
+            time.sleep(_COPY_SECONDS)  # the copy may be on its way
+            if self.board.read(settled) != "missing":
+                continue
             assert self._writer is not None
             spec = self._writer.base_spec(step).to_json()
             answer = self.spare("compact", {"step": step, "base": spec})
@@ -133,6 +134,13 @@ class Gang:
                 )
             )
             self.board.wait(lambda facts: step in facts.bases)
+
+    def note_verified(self, step: int, found: dict[str, Any]) -> None:
+        """A job beside training has rebuilt this boundary: its digests, if no rank of this attempt told them."""
+        facts_of_step = {name: found[name] for name in ("weights_digest", "state_digest", "applied")}
+        self.board.update(lambda facts: facts.digests.setdefault(step, facts_of_step))
+        size = found["full_checkpoint_bytes"]
+        self.board.update(lambda facts: setattr(facts, "full_checkpoint_bytes", size))
 
     def spare(self, kind: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Run a job beside training and return its answer; again elsewhere if its agent dies."""
@@ -156,11 +164,7 @@ class Gang:
     def settle(self, timeout_seconds: float = 60.0) -> bool:
         """Wait until every final record that an agent holds is in storage; whether that came in time."""
         self._supervisor.flush()
-        return bool(
-            self.board.wait(
-                lambda facts: facts.is_settled, timeout_seconds=timeout_seconds, through_loss=True
-            )
-        )
+        return bool(self.board.wait(lambda facts: facts.is_settled, timeout_seconds=timeout_seconds, through_loss=True))
 
     def _answer(self, number: int) -> dict[str, Any]:
         answer: dict[str, Any] | None = self.board.wait(

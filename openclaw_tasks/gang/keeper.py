@@ -17,65 +17,81 @@ _END_SECONDS = 8.0
 
 
 class AgentKeeper:
-    """Starts an agent, and another when it dies; `close` ends it. The agent sees this process die by its pipe."""
+    """Starts an agent, and another when it dies; `close` ends it. The agent sees this process die by its pipe.
 
-    def __init__(self, config: dict[str, Any]) -> None:
-        self._config = config
+    An agent serves one gang after the other: its launcher, which is slow to start, stays.
+    """
+
+    def __init__(self, name: str, log_folder: Path) -> None:
+        self._name = name
+        self._log_folder = log_folder
         self._closing = threading.Event()
-        self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._keep, name=f"keep-{config['name']}", daemon=True)
+        self._config: dict[str, Any] | None = None
+        self._process = self._start()
+        self._thread = threading.Thread(target=self._keep, name=f"keep-{name}", daemon=True)
         self._thread.start()
+
+    def serve(self, config: dict[str, Any]) -> None:
+        """The agent, and each that follows if it dies, joins the gang that `config` names."""
+        with self._lock:
+            self._config = {**config, "name": self._name}
+            self._tell()
+
+    def rest(self) -> None:
+        """The gang has ended: an agent that follows joins none until told."""
+        with self._lock:
+            self._config = None
 
     def close(self) -> None:
         """End the agent; returns when its process is gone. Bounded."""
-        self._closing.set()
         with self._lock:
+            self._closing.set()
             process = self._process
-        if process is not None:
-            _close_input(process)
-            try:
-                process.wait(_END_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
+        _close_input(process)
+        try:
+            process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
         self._thread.join(_END_SECONDS)
 
     def _keep(self) -> None:
         short_lives = 0
-        while not self._closing.is_set() and short_lives < len(_RESTART_SECONDS):
+        while True:
             begun = time.monotonic()
+            self._process.wait()
+            _close_input(self._process)
+            short_lives = short_lives + 1 if time.monotonic() - begun < _SHORT_LIFE_SECONDS else 1
+            if short_lives > len(_RESTART_SECONDS) or self._closing.wait(_RESTART_SECONDS[short_lives - 1]):
+                return
             with self._lock:
                 if self._closing.is_set():
                     return
-                self._process = _start_agent(self._config)
-            status = self._process.wait()
-            _close_input(self._process)
-            if status == 0:
-                return  # it was told to end
-            short_lives = short_lives + 1 if time.monotonic() - begun < _SHORT_LIFE_SECONDS else 1
-            self._closing.wait(_RESTART_SECONDS[min(short_lives, len(_RESTART_SECONDS)) - 1])
+                self._process = self._start()
+                self._tell()
 
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._log_folder.mkdir(parents=True, exist_ok=True)
+        # A log file, never our own streams: a child that holds the flow's output hides the flow's death.
+        with (self._log_folder / f"agent-{self._name}.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-P", "-m", "openclaw_tasks.gang.agent"],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                start_new_session=True,
+            )
 
-def _start_agent(config: dict[str, Any]) -> subprocess.Popen[bytes]:
-    folder = Path(config["log_folder"])
-    folder.mkdir(parents=True, exist_ok=True)
-    # A log file, never our own streams: a child that holds the flow's output hides the flow's death.
-    with (folder / f"agent-{config['name']}.log").open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "openclaw_tasks.gang.agent"],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            start_new_session=True,
-        )
-    assert process.stdin is not None
-    try:
-        process.stdin.write(json.dumps(config).encode() + b"\n")
-        process.stdin.flush()
-    except BrokenPipeError:
-        pass  # it died at once; the caller sees its status
-    return process
+    def _tell(self) -> None:
+        if self._config is None:
+            return
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(self._config).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has just died; the next one is told
 
 
 def _close_input(process: subprocess.Popen[bytes]) -> None:

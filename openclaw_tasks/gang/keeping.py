@@ -1,4 +1,4 @@
-"""Getting records and bases to storage: the supervisor's side. Decides with the ledger, orders agents, books results."""
+"""Getting records and bases to storage, the supervisor's side: decide with the ledger, order agents, book results."""
 
 from __future__ import annotations
 
@@ -94,11 +94,7 @@ class Keeping:
             if order is not None:
                 spec = self._writer.group_spec(order.first, order.last, self._job.codec)
                 self._tell(order.agent, {"type": "put-group", "spec": spec.to_json()})
-        if (
-            self._settling
-            and self._ledger.in_flight is None
-            and self._ledger.newest <= self._ledger.durable_step
-        ):
+        if self._settling and self._ledger.in_flight is None and self._ledger.newest <= self._ledger.durable_step:
             self._settling = False
             self._board.update(lambda facts: setattr(facts, "is_settled", True))
         return None
@@ -119,25 +115,17 @@ class Keeping:
     def _group_done(self, agent: str, frame: Frame, now: float) -> None:
         spec = frame["spec"]
         current = self._ledger.in_flight
-        if (
-            current is None
-            or current.agent != agent
-            or (current.first, current.last) != (spec["first"], spec["last"])
-        ):
+        if current is None or current.agent != agent or (current.first, current.last) != (spec["first"], spec["last"]):
             return  # an attempt that has been given up since
         if frame["error"] is not None:
             self._ledger.failed(now)
             self._note_problem(f"steps {spec['first']} to {spec['last']}: {frame['error']}")
             return
-        result = GroupResult(
-            GroupRef.from_json(frame["ref"]), frame["stored_bytes"], frame["acked"], frame["degraded"]
-        )
+        result = GroupResult(GroupRef.from_json(frame["ref"]), frame["stored_bytes"], frame["acked"], frame["degraded"])
         self._writer.record_group(result)
         self._ledger.done(result.ref.last)
         self._note_problem(None)
-        self._events.emit(
-            "durable", step=result.ref.last, log_bytes=result.stored_bytes, degraded=result.degraded
-        )
+        self._events.emit("durable", step=result.ref.last, log_bytes=result.stored_bytes, degraded=result.degraded)
         step = self._ledger.durable_step
         self._board.update(lambda facts: setattr(facts, "durable_step", step))
         message = self.durable_frame()
@@ -152,9 +140,7 @@ class Keeping:
             self._note_problem(f"base of step {step}: {frame['error']}")
             return
         self.base_kept(
-            BaseResult(
-                BaseRef.from_json(frame["ref"]), frame["stored_bytes"], frame["acked"], frame["degraded"]
-            )
+            BaseResult(BaseRef.from_json(frame["ref"]), frame["stored_bytes"], frame["acked"], frame["degraded"])
         )
 
     def base_kept(self, result: BaseResult) -> None:

@@ -104,6 +104,4 @@ class Ledger:
         first = self.durable_step + 1
         spans = [self._spans[agent] for agent in agents if agent in self._spans]
         later = any(span.last >= first for span in spans)
-        return (
-            later and self._in_flight is None and not any(span.first <= first <= span.last for span in spans)
-        )
+        return later and self._in_flight is None and not any(span.first <= first <= span.last for span in spans)

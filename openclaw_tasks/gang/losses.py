@@ -64,9 +64,7 @@ class LossWatch:
         """A survivor's report; the recoveries (as the report shows them) that it completes."""
         if message["generation"] != self._generation or not self._open:
             return []
-        self._reports[member] = Regained(
-            message["computing_at"], message["done_at"], message["useful_seconds"]
-        )
+        self._reports[member] = Regained(message["computing_at"], message["done_at"], message["useful_seconds"])
         if not self._members <= self._reports.keys():
             return []
         last = max(self._reports.values(), key=lambda report: report.done_at)

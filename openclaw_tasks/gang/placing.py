@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from pathlib import Path
 from typing import Any, Protocol
 
 from openclaw_tasks.config.job import TrainJob
@@ -34,11 +35,53 @@ class LocalPlacement:
         self._keepers: list[AgentKeeper] = []
 
     def start(self, config: dict[str, Any]) -> None:
-        self._keepers = [AgentKeeper({**config, "name": f"local-{i}"}) for i in range(self._workers)]
+        folder = Path(config["log_folder"])
+        self._keepers = [AgentKeeper(f"local-{number}", folder) for number in range(self._workers)]
+        for keeper in self._keepers:
+            keeper.serve(config)
 
     def close(self) -> None:
         for keeper in self._keepers:
             keeper.close()
+
+
+class WarmAgents:
+    """Agents on this machine that serve one gang after the other, with what is slow to start kept warm.
+
+    Use as a context; `placement(n)` places a gang on `n` of them.
+    """
+
+    def __init__(self, log_folder: Path) -> None:
+        self._log_folder = log_folder
+        self._keepers: list[AgentKeeper] = []
+
+    def __enter__(self) -> WarmAgents:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for keeper in self._keepers:
+            keeper.close()
+
+    def placement(self, workers: int) -> WarmPlacement:
+        """A placement on the first `workers` agents; starts those that are not there yet."""
+        while len(self._keepers) < workers:
+            self._keepers.append(AgentKeeper(f"warm-{len(self._keepers)}", self._log_folder))
+        return WarmPlacement(self._keepers[:workers])
+
+
+class WarmPlacement:
+    """A gang's use of warm agents."""
+
+    def __init__(self, keepers: list[AgentKeeper]) -> None:
+        self._keepers = keepers
+
+    def start(self, config: dict[str, Any]) -> None:
+        for keeper in self._keepers:
+            keeper.serve(config)
+
+    def close(self) -> None:
+        for keeper in self._keepers:
+            keeper.rest()
 
 
 class DaskPlacement:
@@ -96,7 +139,7 @@ _DASK_SETTINGS = {
 def _plugin_base() -> type:
     from distributed import WorkerPlugin
 
-    return WorkerPlugin  # type: ignore[no-any-return]
+    return WorkerPlugin
 
 
 class AgentPlugin(_plugin_base()):  # type: ignore[misc]
@@ -110,7 +153,8 @@ class AgentPlugin(_plugin_base()):  # type: ignore[misc]
 
     def setup(self, worker: Any) -> None:
         """Start the agent; a worker that the nanny has restarted comes here again."""
-        self._keeper = AgentKeeper({**self._config, "name": str(worker.name)})
+        self._keeper = AgentKeeper(str(worker.name), Path(self._config["log_folder"]))
+        self._keeper.serve(self._config)
 
     async def teardown(self, worker: Any) -> None:
         """End the agent with its worker."""

@@ -65,6 +65,13 @@ class Putter:
     def fileno(self) -> int:
         return self._wake_read
 
+    def close(self) -> None:
+        """Finish what was asked for, then end the threads."""
+        self._groups.shutdown()
+        self._bases.shutdown()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
     @property
     def is_busy(self) -> bool:
         """Whether a put has been asked for whose outcome has not been taken."""
@@ -114,7 +121,7 @@ class Putter:
                 outcome = work()
             except OpenClawError as error:
                 outcome = Outcome(kind, spec, error=str(error), fenced=isinstance(error, FencedError))
-            except Exception as error:  # the thread's outermost loop: the supervisor must hear of any failure
+            except Exception as error:  # noqa: BLE001 - the thread's outermost loop: the supervisor must hear of any failure
                 traceback.print_exc(file=sys.stderr)
                 outcome = Outcome(kind, spec, error=f"{type(error).__name__}: {error}")
             self._done.put(outcome)

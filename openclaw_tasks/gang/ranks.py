@@ -84,6 +84,4 @@ def error_of(rank: str, message: Mapping[str, Any]) -> OpenClawError:
         Exception.__init__(error, f"{rank}: {text}")
         return error
     summary = f"{rank}, step {message['step']}: {message['error']}: {text}".splitlines()[0]
-    return RecipeStepError(
-        summary, step=int(message["step"]), rank=0, traceback_text=str(message["traceback"])
-    )
+    return RecipeStepError(summary, step=int(message["step"]), rank=0, traceback_text=str(message["traceback"]))

@@ -51,10 +51,7 @@ class HeldRecords:
 
     def _index(self) -> dict[int, memoryview]:
         return {
-            step: ring.record(slot)
-            for ring in self._rings
-            for step, slot in ring.held()
-            if step > self.durable_step
+            step: ring.record(slot) for ring in self._rings for step, slot in ring.held() if step > self.durable_step
         }
 
     def _drop_empty(self) -> None:

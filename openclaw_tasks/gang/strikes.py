@@ -63,9 +63,7 @@ class Strikes:
         before: Callable[[Fault, float], None],
     ) -> None:
         """Strike what is due in `step`; `before` is called with the time just before each."""
-        for fault in [
-            fault for fault in self._pending if fault.step == step and fault.kind not in _ON_ITSELF
-        ]:
+        for fault in [fault for fault in self._pending if fault.step == step and fault.kind not in _ON_ITSELF]:
             self._pending.remove(fault)
             before(fault, time.monotonic())
             if fault.kind == "kill-agent":

@@ -24,7 +24,7 @@ from openclaw_tasks.checkpoint.writer import BaseResult, RunWriter
 from openclaw_tasks.config.faults import Fault
 from openclaw_tasks.config.job import TrainJob
 from openclaw_tasks.errors import OpenClawError, RunError
-from openclaw_tasks.gang.board import Board
+from openclaw_tasks.gang.board import Board, Facts
 from openclaw_tasks.gang.keeping import Keeping
 from openclaw_tasks.gang.losses import Loss, LossWatch
 from openclaw_tasks.gang.ranks import Agreement, error_of, formation_message
@@ -130,9 +130,7 @@ class Supervisor:
                 for key, _ in self._selector.select(_TICK_SECONDS):
                     key.data()
                 self._tick(time.monotonic())
-        except (
-            Exception
-        ) as error:  # the thread's outermost loop: the stages that wait must learn that it is gone
+        except Exception as error:  # noqa: BLE001 - the thread's outermost loop: the stages that wait must hear of it
             traceback.print_exc(file=sys.stderr)
             self._fail(RunError(f"the supervisor failed: {type(error).__name__}: {error}"))
         finally:
@@ -247,9 +245,7 @@ class Supervisor:
         if self._keeping is not None:
             self._keeping.forget(name)
         for number in [number for number, on in self._spare_agents.items() if on == name]:
-            self._spare_done(
-                {"number": number, "ok": False, "error": f"agent {name} was lost", "retry": True}
-            )
+            self._spare_done({"number": number, "ok": False, "error": f"agent {name} was lost", "retry": True})
         if self._machine is not None and any(member.agent == name for member in self._machine.members):
             self._note_loss("agent lost", self._struck_agents.pop(name, now), now)
         self._feed(machine.AgentLost(name, now))
@@ -298,9 +294,7 @@ class Supervisor:
                 self._boundary(member, message)
             case "base-refused":
                 self._events.emit("base-refused", step=message["step"], reason=message["reason"])
-                self.board.update(
-                    lambda facts: facts.bases_refused.update({message["step"]: message["reason"]})
-                )
+                self.board.update(lambda facts: facts.bases_refused.update({message["step"]: message["reason"]}))
             case "recovered":
                 for recovery in self._losses.regained(member, message):
                     self._events.emit("recovery", **recovery)
@@ -341,9 +335,7 @@ class Supervisor:
         step = message["step"]
         self._losses.applied(step)
         self._feed(machine.StepDone(message["generation"]))
-        self._events.emit(
-            "step", **{key: message[key] for key in ("step", "loss", "items", "seconds", "ranks")}
-        )
+        self._events.emit("step", **{key: message[key] for key in ("step", "loss", "items", "seconds", "ranks")})
         if not message["applied"]:
             self._events.emit("decision", step=step, decision="skip")
         self.board.update(lambda facts: setattr(facts, "step", step))
@@ -377,9 +369,7 @@ class Supervisor:
 
     def _rank_hung(self, frame: Frame) -> None:
         now = time.monotonic()
-        self._note_loss(
-            frame["reason"].split(":")[0], frame["struck_at"] or frame["moved_at"], now, frame["member"]
-        )
+        self._note_loss(frame["reason"].split(":")[0], frame["struck_at"] or frame["moved_at"], now, frame["member"])
         self._feed(machine.RankHung(frame["member"], frame["reason"], now))
 
     def _note_loss(self, cause: str, kill_at: float, now: float, member: int | None = None) -> None:
@@ -404,7 +394,12 @@ class Supervisor:
         self._keeping = keeping
         policy = machine.Policy(self._job.cluster.workers, self._job.logical_shards)
         self._machine = machine.State(policy, assembling_since=time.monotonic())
-        self.board.update(lambda facts: setattr(facts, "durable_step", writer.durable_step))
+        resumed = writer.durable_step
+
+        def stand(facts: Facts) -> None:
+            facts.step = facts.durable_step = facts.resumed_step = resumed
+
+        self.board.update(stand)
         self._note_agents()
         for name in list(self._agents):
             self._tell(name, keeping.durable_frame())

@@ -20,6 +20,14 @@ start of the command, from 1), "kind", and, by kind:
     stage            name, segment, seconds, stage_attempt
     fault            text, struck_at (seconds on CLOCK_MONOTONIC)
     tracking         tracker, delivered, errors, unsent
+    warning          text
+    rank-started     member, agent, pid
+    link-broken      member, reason
+    agent-lost       agent, reason
+    gang-lost        cause
+    rank-error       error
+    base-refused     step, reason
+    evaluated        step, metrics (name to number)
     finished         final_step, weights_digest, state_digest, full_checkpoint_bytes, applied
     failed           error
 
@@ -60,6 +68,14 @@ Kind = Literal[
     "stage",
     "fault",
     "tracking",
+    "warning",
+    "rank-started",
+    "link-broken",
+    "agent-lost",
+    "gang-lost",
+    "rank-error",
+    "base-refused",
+    "evaluated",
     "finished",
     "failed",
 ]

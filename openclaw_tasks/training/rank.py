@@ -184,7 +184,7 @@ class Rank:
         if self._skipped_in_a_row > limit:
             raise NonFiniteError(
                 f"step {result.step}: the gradient was not finite in {self._skipped_in_a_row} steps in a row "
-                f"(fault_tolerance.max_skipped_steps={limit}); lower the learning rate or look at the data of these steps"
+                f"(fault_tolerance.max_skipped_steps={limit}); lower the learning rate, or look at these steps' data"
             )
         if result.step % self._job.segment_steps == 0 or result.step == self._job.steps:
             self._progress.beat()
@@ -262,9 +262,7 @@ def main(spec: dict[str, Any], fds: Sequence[int]) -> int:
         Rank(spec, line, progress).run()
     except (ControlClosed, Dismissed):
         return 0  # nobody needs this rank any more
-    except (
-        Exception
-    ) as error:  # the process's outermost loop: what the user's code raised becomes the run's error
+    except Exception as error:  # noqa: BLE001 - the process's outermost loop: the user's error is the run's error
         return _report_error(line, progress, error)
     return 0
 

@@ -44,15 +44,13 @@ def main(spec: dict[str, Any], fds: Sequence[int]) -> int:
     try:
         answer = jobs[spec["kind"]](TrainJob.parse(spec["job"]), spec)
         line.send({"ok": True, **answer})
-    except Exception as error:  # the process's outermost loop: whatever was raised is the answer
+    except Exception as error:  # noqa: BLE001 - the process's outermost loop: whatever was raised is the answer
         text = "".join(traceback.format_exception(error))
         print(text, file=sys.stderr, flush=True)
         line.send(
             {
                 "ok": False,
-                "error": str(error)
-                if isinstance(error, OpenClawError)
-                else f"{type(error).__name__}: {error}",
+                "error": str(error) if isinstance(error, OpenClawError) else f"{type(error).__name__}: {error}",
                 "kind": type(error).__name__,
                 "is_ours": isinstance(error, OpenClawError),
                 "traceback": text[-60_000:],
@@ -71,7 +69,7 @@ def profile(job: TrainJob, spec: dict[str, Any]) -> dict[str, Any]:
         "num_parameters": sum(entry.numel for entry in state.layout.entries),
         "full_checkpoint_bytes": state.size_bytes(),
         "record_bytes": state.max_record_bytes(),
-        "samples": training.source.num_samples,
+        "samples": training.source.size,
         "cores": os.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
         "device": "cuda" if torch.cuda.is_available() else "cpu",
@@ -83,12 +81,15 @@ def verify(job: TrainJob, spec: dict[str, Any]) -> dict[str, Any]:
     """Prove the base of a step: decode it from the fewest stripes, and replay the log to the ranks' digest."""
     targets = _targets(job)
     with RunReader(targets, job.run, pin=True) as reader:
-        result = verify_run(reader, lambda: build_state(job)[1], spec["step"])
+        state = build_state(job)[1]
+        result = verify_run(reader, lambda: state, spec["step"])
         return {
             "step": result.step,
             "outcome": result.outcome,
             "weights_digest": result.weights_digest,
             "state_digest": result.state_digest,
+            "applied": state.applied,
+            "full_checkpoint_bytes": state.size_bytes(),
             "warnings": reader.warnings,
         }
 

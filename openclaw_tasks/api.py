@@ -1,0 +1,204 @@
+"""The Python face: `train` runs the flow and gives the report; `export` and `verify` read what a run has stored."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from openclaw_tasks.config.faults import Fault, parse_faults
+from openclaw_tasks.config.home import home, read_entry
+from openclaw_tasks.config.job import TrainJob, compare_fixed
+from openclaw_tasks.errors import DataLossError, JobError, UsageError
+from openclaw_tasks.observe.events import EventLog, read_events
+from openclaw_tasks.observe.report import Report, fold_report
+from openclaw_tasks.observe.tracker import Tracker, TrackerRunner
+
+if TYPE_CHECKING:
+    from openclaw_tasks.checkpoint.reader import RunReader
+
+Fact = dict[str, Any]
+Watch = Callable[[EventLog], contextlib.AbstractContextManager[None]]
+
+
+def train(
+    job: TrainJob,
+    *,
+    faults: Sequence[Fault | str] = (),
+    trackers: Sequence[Tracker] = (),
+    accept_new_data: bool = False,
+    watch: Watch | None = None,
+) -> Report:
+    """Train `job` through the Prefect flow, going on where its run was; returns the report of its whole history.
+
+    faults: struck on purpose, once each. trackers: hooks of the user's own. accept_new_data: go on although the data
+    differ from the last start's. watch: a context that follows the event log while the flow runs.
+
+    Raises UsageError (nothing was changed), RunError (the run failed and can be resumed, unless it says otherwise).
+    """
+    from openclaw_tasks.steps.server import join_server
+
+    checked = parse_faults([fault.text() if isinstance(fault, Fault) else fault for fault in faults], job)
+    refuse_shadowed_flows()
+    done = finished_report(job)
+    if done is not None:
+        return done
+    with join_server(home(), wait_ready=False) as server, _prefect_settings(server.environment()):
+        from flows.train import train as flow
+        from openclaw_tasks.gang.session import offer_events
+
+        server.wait_ready()
+        events = EventLog(job.run)
+        runner = TrackerRunner(events, trackers)
+        try:
+            with offer_events(events), watch(events) if watch else contextlib.nullcontext():
+                document = flow(job, [fault.text() for fault in checked], accept_new_data)
+        finally:
+            runner.close()
+    return Report.from_json(json.dumps(document))
+
+
+def finished_report(job: TrainJob) -> Report | None:
+    """The report of a run that has nothing left to do; None if it has, or if that cannot be told.
+
+    Raises JobError if the job differs from the run in something that is fixed for its life.
+    """
+    entry = read_entry(job.run)
+    if entry is None or entry.state != "finished" or entry.step < job.steps:
+        return None
+    compare_fixed(TrainJob.parse(entry.job).fixed(), job.fixed())
+    with open_reader(job) as reader:
+        if reader.last_step < job.steps:
+            return None
+    return fold_report(read_events(job.run), run=job.run, recipe=job.recipe, planned_steps=job.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What `export` and `verify` say about a state. `outcome` is "verified", "exported" or "other-arithmetic"."""
+
+    run: str
+    step: int
+    weights_digest: str
+    state_digest: str
+    ok: bool
+    outcome: str
+    warnings: tuple[str, ...] = ()
+
+    def document(self) -> Fact:
+        """As `--json` prints it."""
+        fields = asdict(self)
+        return {name: fields[name] for name in ("run", "step", "weights_digest", "state_digest", "ok")}
+
+
+def export(job: TrainJob, out: Path, *, step: int | None = None) -> Proof:
+    """Write the weights after `step` (default: the last durable one) as a safetensors file.
+
+    Raises DataLossError, with nothing written, when storage cannot give that step any more.
+    """
+    from openclaw_tasks.checkpoint.replay import rebuild_state
+    from openclaw_tasks.exact.export import export_weights
+    from openclaw_tasks.training.build import build_state
+
+    if not out.parent.is_dir():
+        raise JobError(f"--out {out}: the folder {out.parent} does not exist; make it, or name another place")
+    with open_reader(job) as reader:
+        _check_step(job, reader, step)
+        state = build_state(job)[1]
+        rebuild_state(reader, state, step)
+        export_weights(state, out)
+        weights, whole = state.digests()
+        return Proof(job.run, state.step, weights, whole, True, "exported", tuple(reader.warnings))
+
+
+def verify(job: TrainJob, *, step: int | None = None) -> Proof:
+    """Prove what storage holds: decode from the fewest stripes and replay the log to the digest that ranks reported.
+
+    Raises DataLossError, DamagedError, DigestMismatchError.
+    """
+    from openclaw_tasks.checkpoint.replay import verify_run
+    from openclaw_tasks.training.build import build_state
+
+    with open_reader(job) as reader:
+        _check_step(job, reader, step)
+        found = verify_run(reader, lambda: build_state(job)[1], step)
+        return Proof(
+            job.run,
+            found.step,
+            found.weights_digest,
+            found.state_digest,
+            found.outcome == "verified",
+            found.outcome,
+            tuple(reader.warnings),
+        )
+
+
+@contextlib.contextmanager
+def open_reader(job: TrainJob) -> Iterator[RunReader]:
+    """A pinned reader of `job`'s run. Raises JobError for a run that never was, DataLossError for one that is gone."""
+    from openclaw_tasks.checkpoint.reader import RunReader
+    from openclaw_tasks.storage.targets import open_targets
+
+    targets = open_targets(job.store.targets, deadline_seconds=job.store.deadline)
+    known = read_entry(job.run) is not None
+    if not targets.present():
+        raise _absent(job, known)
+    with RunReader(targets, job.run, pin=True) as reader:
+        if not reader.exists:
+            raise _absent(job, known)
+        yield reader
+
+
+def _absent(job: TrainJob, known: bool) -> Exception:
+    places = ", ".join(job.store.targets)
+    if known:
+        return DataLossError(
+            f"run {job.run!r} was trained from here, and none of its targets holds it any more ({places}); bring them "
+            "back, or start under another name"
+        )
+    return JobError(f"run {job.run!r} has not been trained: no target holds it ({places}); `openclaw train` starts it")
+
+
+def _check_step(job: TrainJob, reader: RunReader, step: int | None) -> None:
+    if step is not None and not 0 <= step <= reader.last_step:
+        raise JobError(f"--step {step}: run {job.run!r} has steps 0 to {reader.last_step}; choose one of these")
+
+
+def refuse_shadowed_flows() -> None:
+    """Raise UsageError if the module `flows` that Python finds is not ours."""
+    ours = Path(__file__).parent.parent / "flows"
+    spec = importlib.util.find_spec("flows")
+    found = Path(next(iter(spec.submodule_search_locations or [spec.origin or ""]))) if spec is not None else None
+    if found is None or found.resolve() != ours.resolve():
+        raise UsageError(
+            f"the module `flows` found is {found}, not OpenClaw's own {ours}; rename that folder, or run from another"
+        )
+
+
+@contextlib.contextmanager
+def _prefect_settings(variables: dict[str, str]) -> Iterator[None]:
+    """Point Prefect at the server: by the environment, which it reads when imported, and by settings if it was."""
+    before = {name: os.environ.get(name) for name in variables}
+    was_imported = "prefect" in sys.modules
+    os.environ.update(variables)
+    try:
+        from prefect.settings import PREFECT_API_URL, temporary_settings
+
+        with temporary_settings({PREFECT_API_URL: variables["PREFECT_API_URL"]}) if was_imported else _nothing():
+            yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _nothing() -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()

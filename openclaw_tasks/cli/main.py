@@ -1,0 +1,186 @@
+"""The command `openclaw`. Imports what is heavy only in the command that needs it: `--help` is quick."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from openclaw_tasks.errors import OpenClawError, RecipeStepError
+
+# Typer brings click along, under a private name or as a package of its own, by version; its public errors derive
+# from click's.
+_CommandError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+app = typer.Typer(
+    help="Training that survives its machines: whatever dies, it goes on from the exact step, to the same bits.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job file, or a shipped job: demo, tiny.")]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A job file, or the name of a run (see `runs`).")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Replace a key of the job, e.g. store.redundancy=1. Repeatable."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
+DebugOption = Annotated[bool, typer.Option("--debug", help="Show tracebacks and every log line.")]
+StepOption = Annotated[int | None, typer.Option("--step", help="The step to look at; the last durable one by default.")]
+
+
+@app.command()
+def train(
+    job: JobArgument,
+    set_: SetOption = None,
+    report: Annotated[Path | None, typer.Option("--report", metavar="FILE", help="Write the report as JSON.")] = None,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option("--fault", metavar="F", help="Strike on purpose, e.g. kill-rank:1@40. Repeatable."),
+    ] = None,
+    accept_new_data: Annotated[
+        bool, typer.Option("--accept-new-data", help="Go on although the data differ from the last start's.")
+    ] = False,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Train a job, or go on with it where it was."""
+    from openclaw_tasks.cli.training import train_job
+
+    train_job(job, set_ or (), report, fault or (), accept_new_data, as_json=as_json, debug=debug)
+
+
+@app.command()
+def export(
+    run: RunArgument,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The safetensors file to write.")],
+    step: StepOption = None,
+    set_: SetOption = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Write a run's weights as a safetensors file."""
+    from openclaw_tasks import api
+    from openclaw_tasks.config.home import resolve_run
+
+    proof = api.export(resolve_run(run, set_ or ()), out, step=step)
+    _tell_proof(proof, f"exported step {proof.step} to {out}", as_json)
+
+
+@app.command()
+def verify(
+    run: RunArgument,
+    step: StepOption = None,
+    set_: SetOption = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Prove what a run has stored: rebuild it from the fewest stripes and compare with what its ranks reported."""
+    from openclaw_tasks import api
+    from openclaw_tasks.config.home import resolve_run
+
+    proof = api.verify(resolve_run(run, set_ or ()), step=step)
+    text = f"verified up to step {proof.step}"
+    if proof.outcome == "other-arithmetic":
+        text = (
+            f"step {proof.step} can be read, but this machine computes with other arithmetic than the run's: its bits "
+            "can be proven only on a machine like those that trained it"
+        )
+    _tell_proof(proof, text, as_json)
+
+
+@app.command()
+def runs(set_: SetOption = None, as_json: JsonOption = False, debug: DebugOption = False) -> None:
+    """List the runs that were started from this machine."""
+    from openclaw_tasks.config.home import known_runs, read_entry
+
+    entries = [entry for name in known_runs() if (entry := read_entry(name)) is not None]
+    if as_json:
+        _print_json([{"run": e.run, "step": e.step, "steps": e.steps, "state": e.state} for e in entries])
+        return
+    if not entries:
+        print("no runs yet; `openclaw train tiny` makes one")
+    for entry in entries:
+        print(f"{entry.run:30} {entry.step:>8} / {entry.steps:<8} {entry.state:12} {entry.updated}")
+
+
+@app.command()
+def demo(
+    report: Annotated[Path | None, typer.Option("--report", metavar="FILE", help="Write the report as JSON.")] = None,
+    set_: SetOption = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Train through a killed rank and a deleted target, and prove that the bits are the undisturbed run's."""
+    from openclaw_tasks.cli.demo import run_demo
+
+    run_demo(set_ or (), report, as_json=as_json, debug=debug)
+
+
+@app.command()
+def ui(debug: DebugOption = False) -> None:
+    """Serve the Prefect UI with all runs, until Ctrl-C."""
+    from openclaw_tasks.config.home import home
+    from openclaw_tasks.steps.server import serve
+
+    serve(home(), lambda url: print(f"Prefect UI: {url}  (Ctrl-C ends it)", flush=True))
+
+
+def _tell_proof(proof: Any, text: str, as_json: bool) -> None:
+    for warning in proof.warnings:
+        print(f"openclaw: warning: {warning}", file=sys.stderr)
+    if as_json:
+        _print_json(proof.document())
+    else:
+        print(text)
+        print(f"weights digest  {proof.weights_digest}")
+        print(f"state digest    {proof.state_digest}")
+    if not proof.ok:
+        raise SystemExit(1)
+
+
+def _print_json(document: Any) -> None:
+    print(json.dumps(document, indent=2))
+
+
+def main() -> NoReturn:
+    """Parse, run, and end with the status that says how it went."""
+    # The job's own folder is importable by contract; the folder one happens to stand in must not shadow ours.
+    sys.path[:] = [entry for entry in sys.path if entry]
+    debug = "--debug" in sys.argv[1:]
+    try:
+        app(standalone_mode=False)
+        status = 0
+    except _CommandError as error:
+        _complain(error.format_message())
+        status = 2
+    except OpenClawError as error:
+        if debug:
+            traceback.print_exc()
+        elif isinstance(error, RecipeStepError):
+            print(error.traceback_text, file=sys.stderr, end="")
+        _complain(str(error))
+        status = error.exit_status
+    except (KeyboardInterrupt, typer.Abort):
+        _complain("interrupted; the same command goes on where it was")
+        status = 128 + signal.SIGINT
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 1
+    raise SystemExit(status)
+
+
+def _complain(message: str) -> None:
+    print(f"openclaw: {message}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""`openclaw train`: run a job and show how it goes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from openclaw_tasks import api
+from openclaw_tasks.cli.progress import watch_run
+from openclaw_tasks.config.faults import parse_faults
+from openclaw_tasks.config.job import TrainJob
+from openclaw_tasks.errors import JobError
+from openclaw_tasks.observe.events import EventLog
+from openclaw_tasks.observe.report import Report
+from openclaw_tasks.observe.wording import format_bytes, format_count
+
+
+def train_job(
+    name: str,
+    set_: Sequence[str],
+    report_file: Path | None,
+    faults: Sequence[str],
+    accept_new_data: bool,
+    *,
+    as_json: bool,
+    debug: bool,
+) -> None:
+    """Train, show progress on standard error, and the result on standard output."""
+    job = TrainJob.load(name, set_)
+    checked = parse_faults(faults, job)
+    if report_file is not None and not report_file.absolute().parent.is_dir():
+        raise JobError(f"--report {report_file}: its folder does not exist; make it, or name another place")
+    begun = time.monotonic()
+    was_finished = api.finished_report(job) is not None
+    report = api.train(job, faults=checked, accept_new_data=accept_new_data, watch=watcher(job, debug=debug))
+    if report_file is not None:
+        report_file.write_text(report.to_json() + "\n", encoding="utf-8")
+    if as_json:
+        print(report.to_json())
+    elif was_finished:
+        print(f"run {job.run!r} is finished: step {report.final_step} of {job.steps}; nothing was done")
+        print(f"weights digest  {report.weights_digest}")
+    else:
+        print_result(job, report, time.monotonic() - begun)
+
+
+def watcher(job: TrainJob, *, debug: bool) -> api.Watch:
+    """What `api.train` calls to follow the run."""
+
+    @contextlib.contextmanager
+    def watch(events: EventLog) -> Iterator[None]:
+        if not debug:
+            quiet_prefect()
+        with watch_run(job, events):
+            yield
+
+    return watch
+
+
+def quiet_prefect() -> None:
+    """Keep Prefect's own lines off the terminal; the UI still gets them."""
+    for logger in (logging.getLogger(), *map(logging.getLogger, logging.Logger.manager.loggerDict)):
+        for handler in list(logger.handlers):
+            if type(handler).__name__ == "PrefectConsoleHandler":
+                logger.removeHandler(handler)
+
+
+def print_result(job: TrainJob, report: Report, seconds: float) -> None:
+    """The end of a run, for people."""
+    if report.loss.first is not None and report.loss.last is not None:
+        print(f"loss            {report.loss.first:.4f} at first, {report.loss.last:.4f} at last")
+    for recovery in report.recoveries:
+        recovered = "–" if recovery.recovered_seconds is None else f"{recovery.recovered_seconds:.3f} s"
+        print(
+            f"recovered       step {recovery.step}: {recovery.cause}, in {recovered}, {recovery.steps_lost} steps lost"
+        )
+    if report.log_bytes is not None and report.base_bytes is not None:
+        print(f"stored          log {format_bytes(report.log_bytes)}, bases {format_bytes(report.base_bytes)}")
+    print(f"steps           {report.final_step} of {job.steps} in {seconds:.1f} s")
+    print(f"weights digest  {report.weights_digest}")
+    print(f"weights         openclaw export {job.run} --out {job.run}.safetensors")
+    if report.verified_steps:
+        bases = format_count(len(report.verified_steps), "base")
+        print(f"proven          {bases}, the last at step {report.verified_steps[-1]}")
+    sys.stdout.flush()
