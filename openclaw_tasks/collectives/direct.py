@@ -97,9 +97,7 @@ class DirectTopology:
 
     def _receive_buffers(self, plan: ExchangePlan, numel: int) -> dict[int, dict[Node, Tensor]]:
         """Per peer, a tensor of this rank's slice for each of its nodes; none if the slice is empty."""
-        wanted = {
-            peer: plan.nodes_of(peer) for peer in range(plan.world_size) if peer != plan.rank and numel > 0
-        }
+        wanted = {peer: plan.nodes_of(peer) for peer in range(plan.world_size) if peer != plan.rank and numel > 0}
         count = sum(map(len, wanted.values()))
         if self._scratch.numel() < count * numel:
             self._scratch = torch.empty(count * numel)

@@ -31,9 +31,7 @@ _MAX_GUESTS = 128
 class _Talk:
     """A connection whose handshake is under way."""
 
-    def __init__(
-        self, connection: socket.socket, handshake: DialerHandshake | AcceptorHandshake, since: float
-    ) -> None:
+    def __init__(self, connection: socket.socket, handshake: DialerHandshake | AcceptorHandshake, since: float) -> None:
         self.socket = connection
         self.handshake = handshake
         self.since = since

@@ -30,6 +30,7 @@ _VIEWS_PER_CALL = 16
 _NEWEST_WEIGHS = 0.3
 _TIMEABLE_BYTES = 256 * 1024
 _INT = struct.Struct("i")
+_LINGER_NOT = struct.pack("ii", 1, 0)
 
 
 class Meter:
@@ -71,7 +72,6 @@ class Link:
         self.peer = peer
         self.socket = connection
         self.file_number = connection.fileno()
-        self.events = 0  # what the exchange's poll object watches this link for
         self.moved_at = 0.0  # on the watch of the exchange under way
         self._generation = generation
         self._sent = Meter()
@@ -87,9 +87,7 @@ class Link:
         self._due = self._header  # what remains of the header or body being received
         self.received: list[bytearray | None] = []
 
-    def begin(
-        self, sends: Sequence[SendBuffer], receives: Sequence[ReceiveBuffer | Dynamic], watch: Watch
-    ) -> int:
+    def begin(self, sends: Sequence[SendBuffer], receives: Sequence[ReceiveBuffer | Dynamic], watch: Watch) -> int:
         """Take an exchange's messages for this link; returns the payload bytes to send."""
         total = 0
         for message, buffer in enumerate(sends):
@@ -116,11 +114,14 @@ class Link:
         return self._slot < len(self._slots)
 
     @property
+    def is_busy(self) -> bool:
+        return bool(self._out) or self.is_receiving
+
+    @property
     def events_due(self) -> int:
         """What to poll for. A peer that will not read any more is as bad as one that is gone."""
-        if self._out:
-            return select.POLLOUT | (select.POLLIN if self.is_receiving else select.POLLRDHUP)
-        return select.POLLIN if self.is_receiving else 0
+        wanted = (select.POLLOUT if self._out else 0) | (select.POLLIN if self.is_receiving else 0)
+        return wanted if self.is_receiving else wanted | select.POLLRDHUP
 
     def send(self, payload_budget: int, watch: Watch) -> int:
         """Hand the kernel what it takes, at most `payload_budget` payload bytes; returns how many it took."""
@@ -239,7 +240,10 @@ class Link:
             receive_bytes_per_second=self._received.bandwidth,
         )
 
-    def close(self) -> None:
+    def close(self, *, abort: bool) -> None:
+        """`abort`: by RST. A FIN waits behind all that the peer has not read yet, which may be for ever."""
+        if abort and self.socket.fileno() >= 0:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
         self.socket.close()
         self._out.clear()
         self._slots = ()

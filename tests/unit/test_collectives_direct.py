@@ -207,9 +207,7 @@ def test_facts_beyond_their_bound_break_the_link() -> None:
         outs = [bytearray(1), bytearray(1)]
         bound, facts = (200, bytes(101)) if mesh.rank == 0 else (100, b"")
         with mesh:
-            DirectTopology().all_gather(
-                mesh, plan, b"x", outs, facts, max_facts_bytes=bound, deadline_seconds=SECONDS
-            )
+            DirectTopology().all_gather(mesh, plan, b"x", outs, facts, max_facts_bytes=bound, deadline_seconds=SECONDS)
 
     with Gang(2) as gang:
         error = gang.run(gather)[1]

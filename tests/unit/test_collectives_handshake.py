@@ -15,9 +15,7 @@ TOKEN = b"the token of the run"
 SEAT = Seat(generation=9, world_size=4, dialer=3, acceptor=1)
 
 
-def acceptor(
-    token: bytes = TOKEN, generation: int = 9, world_size: int = 4, rank: int = 1
-) -> AcceptorHandshake:
+def acceptor(token: bytes = TOKEN, generation: int = 9, world_size: int = 4, rank: int = 1) -> AcceptorHandshake:
     return AcceptorHandshake(token, generation, world_size, rank)
 
 

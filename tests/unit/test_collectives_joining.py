@@ -204,9 +204,7 @@ def test_peer_that_joined_and_went_is_told_before_the_deadline() -> None:
 
     idle_rounds = 0
     with listeners(3) as many:
-        results = in_threads(
-            [lambda: Mesh.connect(many[0], 0, addresses(many), 1, TOKEN, SECONDS), come_and_go]
-        )
+        results = in_threads([lambda: Mesh.connect(many[0], 0, addresses(many), 1, TOKEN, SECONDS), come_and_go])
     assert isinstance(results[0], LinkBrokenError)
     assert results[0].peer == 1
     assert results[1] is None

@@ -57,9 +57,7 @@ def test_ranks_need_not_have_anything_for_each_other() -> None:
         if mesh.rank == 0:
             mesh.exchange({1: [b"state"]}, {}, deadline_seconds=SECONDS)
         elif mesh.rank == 1:
-            assert mesh.exchange({}, {0: [Dynamic(9)]}, deadline_seconds=SECONDS) == {
-                0: [bytearray(b"state")]
-            }
+            assert mesh.exchange({}, {0: [Dynamic(9)]}, deadline_seconds=SECONDS) == {0: [bytearray(b"state")]}
         peers = others(mesh)
         heard = mesh.exchange(
             {peer: [b"%d" % mesh.rank] for peer in peers},
@@ -312,9 +310,7 @@ def test_half_of_nothing_is_told_at_the_start() -> None:
     order = []
     with Gang(2) as gang:
         gang.meshes[1].exchange({0: [b"x"]}, {}, deadline_seconds=SECONDS)
-        gang.meshes[0].exchange(
-            {}, {1: [bytearray(1)]}, deadline_seconds=SECONDS, at_half=lambda: order.append("half")
-        )
+        gang.meshes[0].exchange({}, {1: [bytearray(1)]}, deadline_seconds=SECONDS, at_half=lambda: order.append("half"))
     assert order == ["half"]
 
 
