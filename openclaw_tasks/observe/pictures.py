@@ -1,4 +1,4 @@
-"""The loss of a run as a picture: loss by step, what was lost and recovered on the way, and how many ranks ran."""
+"""Pictures of a run, for people: its loss, drawn here, and the tables of `openclaw_tasks.observe.tables`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from typing import Final, Literal, NamedTuple
 from openclaw_tasks.observe.charts import Point, Scale, lanes, smooth, split_at_gaps, thin, tick_label, ticks
 from openclaw_tasks.observe.events import Event
 from openclaw_tasks.observe.report import number, text, whole
+from openclaw_tasks.observe.tables import plan_markdown, recovery_timeline, storage_table
 from openclaw_tasks.observe.wording import format_count, format_seconds
+
+__all__ = ["Theme", "loss_picture", "picture_markdown", "plan_markdown", "recovery_timeline", "storage_table"]
 
 Theme = Literal["auto", "light", "dark"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from openclaw_tasks.config.job import TrainJob
@@ -18,55 +18,49 @@ from openclaw_tasks.observe.wording import (
     markdown_table,
 )
 
-_TOLD: Final = ("attempt-started", "fault", "generation", "recovery", "storage", "waiting", "failed", "finished")
+_LISTED: Final = 8
 
 
 def plan_markdown(
     job: TrainJob,
+    nodes: Mapping[str, Mapping[str, Any]],
     *,
     resumed_step: int = 0,
-    shards: Sequence[range] = (),
-    nodes: Sequence[Mapping[str, Any]] = (),
+    boundaries: Sequence[int] = (),
 ) -> str:
-    """What a run is about to do: its steps, who computes which logical shards, and what storage promises.
+    """What a run is about to do: its steps, its model, where it runs, and what storage promises.
 
-    `shards[rank]` are the logical shards of each rank; `nodes` are rows of any measures, by name.
+    `nodes` are the agents' profiles by name; `boundaries` the last steps of the segments that are left.
     """
-    parts = [f"# Plan of {code(job.run)}\n", markdown_table(("What", "How"), _plan_rows(job, resumed_step))]
-    if shards:
-        rows = ((rank, _span(owned), len(owned)) for rank, owned in enumerate(shards))
-        parts.append(f"## Ranks\n\n{markdown_table(('Rank', 'Logical shards', 'How many'), rows)}")
+    rows = [*_plan_rows(job, resumed_step), *_model_rows(nodes)]
+    if boundaries:
+        rows.insert(2, ("Segments end", f"at step {_listed(boundaries)}; there a base is stored and proven"))
+    parts = [f"# Plan of {code(job.run)}\n", markdown_table(("What", "How"), rows)]
     if nodes:
-        names = list(dict.fromkeys(name for node in nodes for name in node))
-        table = markdown_table(names, ([node.get(name) for name in names] for node in nodes))
-        parts.append(f"## Nodes\n\n{table}")
+        node_rows = (
+            (name, node.get("host"), node.get("device"), node.get("cores"), format_bytes(node.get("memory_bytes")))
+            for name, node in nodes.items()
+        )
+        parts.append(f"## Agents\n\n{markdown_table(('Agent', 'Host', 'Device', 'Cores', 'Memory'), node_rows)}")
     return "\n".join(parts)
 
 
-def recovery_timeline_markdown(events: Iterable[Event], *, run: str) -> str:
+def recovery_timeline(events: Iterable[Event]) -> str:
     """What happened to a run beside its steps, in order: starts, faults, losses, recoveries, storage trouble."""
     rows = [
-        (_clock(event), whole(event, "attempt"), _step_of(event), *_tell(event))
+        (_clock(event), whole(event, "attempt"), _step_of(event), *told)
         for event in events
-        if event.get("kind") in _TOLD
+        if (told := _tell(event)) is not None
     ]
     if not rows:
-        return f"# What happened to {code(run)}\n\nNothing yet.\n"
-    return f"# What happened to {code(run)}\n\n" + markdown_table(
-        ("Time (UTC)", "Attempt", "Step", "What", "Details"), rows
-    )
+        return "# What happened\n\nNothing yet.\n"
+    return "# What happened\n\n" + markdown_table(("Time (UTC)", "Attempt", "Step", "What", "Details"), rows)
 
 
-def storage_markdown(job: TrainJob, events: Iterable[Event], *, stripes: Mapping[int, int] | None = None) -> str:
+def storage_table(job: TrainJob, events: Iterable[Event], *, stripes: Mapping[int, int] | None = None) -> str:
     """The targets of a run and their health, and what is kept on them; `stripes` counts them by target."""
     events = list(events)
-    problems: dict[int, str | None] = {}
-    for event in events:
-        target = whole(event, "target")
-        if event.get("kind") == "attempt-started":
-            problems.clear()  # each attempt looks for itself
-        elif event.get("kind") == "storage" and target is not None:
-            problems[target] = text(event, "problem")
+    problems = _problems(events)
     header = ["Target", "Where", "Health"] + ["Stripes"] * (stripes is not None)
     rows = []
     for index, url in enumerate(job.store.targets):
@@ -80,16 +74,30 @@ def storage_markdown(job: TrainJob, events: Iterable[Event], *, stripes: Mapping
     )
 
 
+def _problems(events: Iterable[Event]) -> dict[int | None, str]:
+    """What is wrong now, by target; None for what concerns no single one."""
+    problems: dict[int | None, str] = {}
+    for event in events:
+        if event.get("kind") == "attempt-started":
+            problems.clear()  # each attempt looks for itself
+        elif event.get("kind") == "storage":
+            target, problem = whole(event, "target"), text(event, "problem")
+            if problem is None:
+                problems.pop(target, None)
+            else:
+                problems[target] = problem
+    return problems
+
+
 def _plan_rows(job: TrainJob, resumed_step: int) -> list[tuple[str, str]]:
     count, lost = len(job.store.targets), job.store.redundancy
     limits = job.fault_tolerance
     todo = max(0, job.steps - resumed_step)
-    segments = format_count(-(-todo // job.segment_steps), "segment")
     start = f"from step {resumed_step} on" if resumed_step else "from the beginning"
     per_shard = format_count(job.global_batch // job.logical_shards, "sample")
     return [
         ("Recipe", code(job.recipe)),
-        ("Steps", f"{format_count(todo, 'step')} {start}, in {segments} of up to {job.segment_steps}"),
+        ("Steps", f"{format_count(todo, 'step')} {start}, in segments of {job.segment_steps}"),
         ("Global batch", f"{job.global_batch} samples: {job.logical_shards} logical shards of {per_shard}"),
         ("Ranks", f"{job.cluster.workers}, {format_count(job.threads_per_rank, 'thread')} each"),
         ("Gradients", f"codec {code(job.codec)}, norm clipped to {job.clip_norm or 'nothing'}"),
@@ -101,6 +109,19 @@ def _plan_rows(job: TrainJob, resumed_step: int) -> list[tuple[str, str]]:
             "with every rank gone; none while one lives",
         ),
     ]
+
+
+def _model_rows(nodes: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """What the recipe is: on every node the same, or the run does not start."""
+    node = next(iter(nodes.values()), {})
+    rows = []
+    parameters, samples = whole(node, "num_parameters"), whole(node, "samples")
+    if parameters is not None:
+        full, record = format_bytes(node.get("full_checkpoint_bytes")), format_bytes(node.get("record_bytes"))
+        rows.append(("Model", f"{parameters:,} parameters; a full checkpoint {full}, a step's record up to {record}"))
+    if samples is not None:
+        rows.append(("Data", f"{samples:,} samples"))
+    return rows
 
 
 def _kept_rows(report: Report) -> list[tuple[str, str]]:
@@ -121,46 +142,73 @@ def _kept_rows(report: Report) -> list[tuple[str, str]]:
     ]
 
 
-def _health(job: TrainJob, problems: Mapping[int, str | None]) -> str:
-    num_ill = sum(problem is not None for problem in problems.values())
+def _health(job: TrainJob, problems: Mapping[int | None, str]) -> str:
+    num_ill = sum(target is not None for target in problems)
     spare = job.store.redundancy - num_ill
-    if num_ill == 0:
-        return f"All targets are well; any {job.store.redundancy} may be lost."
-    if spare >= 0:
-        return f"{format_count(num_ill, 'target')} not well; {spare} more may be lost."
-    return f"**{format_count(num_ill, 'target')} not well: more than the redundancy of {job.store.redundancy}.**"
+    if spare < 0:
+        health = f"**{format_count(num_ill, 'target')} not well: more than the redundancy of {job.store.redundancy}.**"
+    elif num_ill:
+        health = f"{format_count(num_ill, 'target')} not well; {spare} more may be lost."
+    else:
+        health = f"No target is known to be ill; any {job.store.redundancy} may be lost."
+    return health if None not in problems else f"{health}\n\n**{redact(problems[None])}**"
 
 
-def _tell(event: Event) -> tuple[str, str]:
-    """What happened, and its details."""
-    kind = event.get("kind")
-    if kind == "attempt-started":
-        resumed = whole(event, "resumed_step")
-        return ("resumed", f"after step {resumed}") if resumed else ("started", "")
-    if kind == "fault":
-        return "fault struck", code(text(event, "text") or "")
-    if kind == "generation":
-        ranks = format_count(whole(event, "ranks"), "rank")
-        name = whole(event, "number")
-        return f"generation {NOT_KNOWN if name is None else name}", ", ".join(
-            filter(None, (ranks, text(event, "cause")))
-        )
-    if kind == "recovery":
-        times = ", ".join(
-            f"{name} {format_seconds(number(event, f'{name}_seconds'))}"
-            for name in ("detected", "recovered", "overhead")
-        )
-        lost = format_count(whole(event, "steps_lost"), "step")
-        return "**recovered**", f"{text(event, 'cause') or 'a loss'}: {times}; {lost} lost"
-    if kind == "storage":
-        problem = text(event, "problem")
-        return f"target {whole(event, 'target')}", "well again" if problem is None else redact(problem)
-    if kind == "waiting":
-        reason = text(event, "reason")
-        return ("goes on", "") if reason is None else ("waits", reason)
-    if kind == "failed":
-        return "**failed**", redact(text(event, "error") or "")
-    return "finished", f"at step {whole(event, 'final_step')}"
+def _tell(event: Event) -> tuple[str, str] | None:
+    """What happened, and its details; None of what is no news."""
+    teller = _TELLERS.get(text(event, "kind") or "")
+    return None if teller is None else teller(event)
+
+
+def _tell_start(event: Event) -> tuple[str, str]:
+    resumed = whole(event, "resumed_step")
+    return ("resumed", f"after step {resumed}") if resumed else ("started", "")
+
+
+def _tell_generation(event: Event) -> tuple[str, str]:
+    name, ranks = whole(event, "number"), format_count(whole(event, "ranks"), "rank")
+    details = ", ".join(filter(None, (ranks, text(event, "cause"))))
+    return f"generation {NOT_KNOWN if name is None else name}", details
+
+
+def _tell_recovery(event: Event) -> tuple[str, str]:
+    times = ", ".join(
+        f"{name} {format_seconds(number(event, f'{name}_seconds'))}" for name in ("detected", "recovered", "overhead")
+    )
+    lost = format_count(whole(event, "steps_lost"), "step")
+    return "**recovered**", f"{text(event, 'cause') or 'a loss'}: {times}; {lost} lost"
+
+
+def _tell_storage(event: Event) -> tuple[str, str]:
+    target, problem = whole(event, "target"), text(event, "problem")
+    where = "storage" if target is None else f"target {target}"
+    return where, "well again" if problem is None else redact(problem)
+
+
+def _tell_waiting(event: Event) -> tuple[str, str]:
+    reason = text(event, "reason")
+    return ("goes on", "") if reason is None else ("waits", redact(reason))
+
+
+def _tell_text(what: str, name: str) -> Callable[[Event], tuple[str, str]]:
+    return lambda event: (what, redact(text(event, name) or ""))
+
+
+_TELLERS: Final[dict[str, Callable[[Event], tuple[str, str]]]] = {
+    "attempt-started": _tell_start,
+    "generation": _tell_generation,
+    "recovery": _tell_recovery,
+    "storage": _tell_storage,
+    "waiting": _tell_waiting,
+    "fault": _tell_text("fault struck", "text"),
+    "warning": _tell_text("warning", "text"),
+    "agent-lost": _tell_text("agent lost", "reason"),
+    "gang-lost": _tell_text("**no rank left**", "cause"),
+    "rank-error": _tell_text("**rank failed**", "error"),
+    "base-refused": _tell_text("base refused", "reason"),
+    "failed": _tell_text("**failed**", "error"),
+    "finished": lambda event: ("finished", ""),
+}
 
 
 def _step_of(event: Event) -> int | None:
@@ -172,7 +220,8 @@ def _clock(event: Event) -> str:
     return (text(event, "time") or "").removesuffix("+00:00").replace("T", " ")
 
 
-def _span(owned: range) -> str:
-    if not owned:
-        return NOT_KNOWN
-    return str(owned[0]) if len(owned) == 1 else f"{owned[0]} to {owned[-1]}"
+def _listed(numbers: Sequence[int]) -> str:
+    """As `20, 40, 60`, with the middle of many left out."""
+    if len(numbers) <= _LISTED:
+        return ", ".join(map(str, numbers))
+    return f"{', '.join(map(str, numbers[: _LISTED - 2]))}, ..., {numbers[-1]}"

@@ -15,7 +15,7 @@ from openclaw_tasks.observe.charts import lanes, ticks
 from openclaw_tasks.observe.events import EventLog, Kind, plain, read_events
 from openclaw_tasks.observe.pictures import loss_picture
 from openclaw_tasks.observe.report import Report, fold_report
-from openclaw_tasks.observe.tables import recovery_timeline_markdown
+from openclaw_tasks.observe.tables import recovery_timeline
 
 KINDS = get_args(Kind)
 NAMES = [
@@ -44,7 +44,7 @@ def test_any_events_fold_to_a_report_and_a_picture(events: list[dict[str, Any]])
     report = fold_report(events, run="r")
     assert Report.from_json(report.to_json()) == report
     ElementTree.fromstring(loss_picture(events, run="r"))
-    recovery_timeline_markdown(events, run="r")
+    recovery_timeline(events)
 
 
 @given(value=st.recursive(values, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8))

@@ -10,8 +10,13 @@ from xml.etree import ElementTree
 import pytest
 
 from openclaw_tasks.config.job import TrainJob
-from openclaw_tasks.observe.pictures import loss_picture, picture_markdown
-from openclaw_tasks.observe.tables import plan_markdown, recovery_timeline_markdown, storage_markdown
+from openclaw_tasks.observe.pictures import (
+    loss_picture,
+    picture_markdown,
+    plan_markdown,
+    recovery_timeline,
+    storage_table,
+)
 from openclaw_tasks.observe.wording import format_bytes, format_seconds, markdown_table
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -121,45 +126,49 @@ def test_a_picture_travels_inside_markdown() -> None:
 def test_the_plan_tells_steps_shards_and_what_may_be_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OPENCLAW_HOME", str(tmp_path))
     job = TrainJob.load("demo")
-    plan = plan_markdown(job, resumed_step=50, shards=[range(5), range(5, 8)], nodes=[{"node": "a", "gpu": None}])
-    assert "70 steps from step 50 on, in 4 segments of up to 20" in plan
+    node = {"host": "h", "device": "cpu", "cores": 2, "memory_bytes": 8e9, "num_parameters": 850_000}
+    node |= {"full_checkpoint_bytes": 10_200_000, "record_bytes": 1_700_000, "samples": 90_000}
+    plan = plan_markdown(job, {"a": node, "b|": {}}, resumed_step=50, boundaries=[60, 80, 100, 120])
+    assert "| 70 steps from step 50 on, in segments of 20 |" in plan
+    assert "| at step 60, 80, 100, 120; there a base is stored and proven |" in plan
     assert "3 data and 2 parity stripes on 5 targets; any 2 may be lost" in plan
-    assert "| 1 | 5 to 7 | 3 |" in plan
-    assert "| a | – |" in plan
+    assert "850,000 parameters; a full checkpoint 10.2 MB, a step's record up to 1.7 MB" in plan
+    assert "| a | h | cpu | 2 | 8 GB |" in plan
+    assert "| b\\| | – | – | – | – |" in plan
+    assert "at step 1, 2, 3, 4, 5, 6, ..., 100;" in plan_markdown(job, {}, boundaries=range(1, 101))
 
 
 def test_the_timeline_tells_what_happened_in_order() -> None:
     events = [
         *a_run(60),
         event("storage", target=1, problem="gone | lost"),
+        event("storage", target=None, problem="too few targets answer"),
         event("waiting", reason="storage is behind"),
         event("waiting", reason=None),
         event("failed", error="s3://me:hunter2@x refused"),
         event("attempt-started", resumed_step=56),
         event("finished", final_step=60),
     ]
-    timeline = recovery_timeline_markdown(events, run="r")
+    timeline = recovery_timeline(events)
     rows = [line.split(" | ")[3] for line in timeline.splitlines()[4:]]
-    assert (
-        rows
-        == [
-            "started",
-            "fault struck",
-            "**recovered**",
-            "generation 2",
-            "target 1",
-            "waits",
-            "goes on",
-            "**failed**",
-            "resumed",
-            "finished",
-        ]
-        or rows[1] == "generation 1"
-    )
+    assert rows == [
+        "started",
+        "generation 1",
+        "fault struck",
+        "**recovered**",
+        "generation 2",
+        "target 1",
+        "storage",
+        "waits",
+        "goes on",
+        "**failed**",
+        "resumed",
+        "finished",
+    ]
     assert "gone \\| lost" in timeline
     assert "hunter2" not in timeline
     assert "&lt;killed>" in timeline
-    assert "Nothing yet" in recovery_timeline_markdown([], run="r")
+    assert "Nothing yet" in recovery_timeline([])
 
 
 def test_the_storage_table_tells_health_and_sizes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -167,22 +176,29 @@ def test_the_storage_table_tells_health_and_sizes(monkeypatch: pytest.MonkeyPatc
     job = TrainJob.load("demo")
     events = [
         event("storage", target=0, problem="was away"),
+        event("storage", target=None, problem="too few targets"),
         event("attempt-started", resumed_step=0),
         event("storage", target=1, problem="target.json is gone"),
+        event("storage", target=2, problem="away"),
+        event("storage", target=2, problem=None),
         event("durable", step=8, log_bytes=1500, degraded=True),
         event("base", step=20, bytes=4500),
         event("finished", final_step=20, full_checkpoint_bytes=3000),
     ]
-    table = storage_markdown(job, events, stripes={0: 7})
+    table = storage_table(job, events, stripes={0: 7})
     assert f"| 0 | `file://{tmp_path}/runs/demo/t0` | well | 7 |" in table
     assert "**target.json is gone** | – |" in table
     assert "1 target not well; 1 more may be lost." in table
+    assert "too few targets" not in table
+    assert "**too few targets**" in storage_table(
+        job, [*events, event("storage", target=None, problem="too few targets")]
+    )
     assert "| Degraded groups | 1 |" in table
     assert "| Less than a full checkpoint each step | 90.0% |" in table
-    assert "more than the redundancy" in storage_markdown(
+    assert "more than the redundancy" in storage_table(
         job, [event("storage", target=number, problem="gone") for number in range(3)]
     )
-    assert "| Degraded groups | – |" in storage_markdown(job, [])
+    assert "| Degraded groups | – |" in storage_table(job, [])
 
 
 def test_numbers_read_well() -> None:
