@@ -1,6 +1,6 @@
 """OpenClaw: training that survives its machines.
 
-The four names below load on first use, so that importing the package, or its configuration, stays light.
+The names below load on first use, so that importing the package, or its configuration, stays light.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ if TYPE_CHECKING:
     from openclaw_tasks.api import train
     from openclaw_tasks.config.job import TrainJob
     from openclaw_tasks.observe.tracker import Tracker
-    from openclaw_tasks.recipes.recipe import Recipe
+    from openclaw_tasks.recipes.recipe import LossSum, Recipe
 
-__all__ = ["Recipe", "Tracker", "TrainJob", "train"]
+__all__ = ["LossSum", "Recipe", "Tracker", "TrainJob", "train"]
 
 _MODULES: Final = {
+    "LossSum": "openclaw_tasks.recipes.recipe",
     "Recipe": "openclaw_tasks.recipes.recipe",
     "Tracker": "openclaw_tasks.observe.tracker",
     "TrainJob": "openclaw_tasks.config.job",

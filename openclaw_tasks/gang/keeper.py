@@ -43,16 +43,19 @@ class AgentKeeper:
         with self._lock:
             self._config = None
 
-    def close(self) -> None:
-        """End the agent; returns when its process is gone. Bounded."""
+    def dismiss(self) -> None:
+        """Tell the agent that its place is gone, without waiting for its end."""
         with self._lock:
             self._closing.set()
-            process = self._process
-        _close_input(process)
+            _close_input(self._process)
+
+    def close(self) -> None:
+        """End the agent; returns when its process is gone. Bounded."""
+        self.dismiss()
         try:
-            process.wait(_END_SECONDS)
+            self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
-            process.kill()
+            self._process.kill()
         self._thread.join(_END_SECONDS)
 
     def _keep(self) -> None:

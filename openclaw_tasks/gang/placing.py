@@ -41,8 +41,14 @@ class LocalPlacement:
             keeper.serve(config)
 
     def close(self) -> None:
-        for keeper in self._keepers:
-            keeper.close()
+        _close_all(self._keepers)
+
+
+def _close_all(keepers: list[AgentKeeper]) -> None:
+    for keeper in keepers:
+        keeper.dismiss()
+    for keeper in keepers:
+        keeper.close()
 
 
 class WarmAgents:
@@ -59,8 +65,7 @@ class WarmAgents:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for keeper in self._keepers:
-            keeper.close()
+        _close_all(self._keepers)
 
     def placement(self, workers: int) -> WarmPlacement:
         """A placement on the first `workers` agents; starts those that are not there yet."""

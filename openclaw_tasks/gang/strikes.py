@@ -72,7 +72,7 @@ class Strikes:
                     os.kill(pids[agent], signal.SIGKILL)
             elif fault.kind == "delete-target":
                 assert fault.target is not None
-                shutil.rmtree(_folder(targets[fault.target]))
+                _delete(_folder(targets[fault.target]))
             else:
                 os.kill(os.getpid(), signal.SIGKILL)
 
@@ -88,3 +88,10 @@ class Strikes:
 def _folder(url: str) -> Path:
     parts = urlsplit(url)
     return Path(unquote(parts.netloc + parts.path))
+
+
+def _delete(folder: Path) -> None:
+    """At once: a writer must not find half of it and make folders anew below."""
+    doomed = folder.with_name(f".{folder.name}.deleted-{os.getpid()}")
+    folder.rename(doomed)
+    shutil.rmtree(doomed)

@@ -7,6 +7,7 @@ and bases to storage, strikes the faults a test asked for, and writes the event 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import queue
@@ -112,13 +113,14 @@ class Supervisor:
 
     def close(self) -> None:
         """End the agents and this thread. Returns when both are gone or have been told."""
-        self._ask(self._end)
         if self._thread.is_alive():
+            self._ask(self._end)
             self._thread.join(10.0)
 
     def _ask(self, request: Callable[[], None]) -> None:
         self._requests.put(request)
-        os.write(self._wake_write, b"\0")
+        with contextlib.suppress(BrokenPipeError):  # the thread has ended
+            os.write(self._wake_write, b"\0")
 
     # The thread
 
