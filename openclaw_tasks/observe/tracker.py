@@ -64,12 +64,14 @@ class TrackerRunner:
     def close(self, *, grace_seconds: float = 5.0) -> tuple[Delivery, ...]:
         """Give all trackers together `grace_seconds` for what waits, and say what became of their events.
 
-        Also emits one "tracking" event for each.
+        Also emits one "tracking" event for each that was sent anything.
         """
         for spool in self._spools:  # together, so that one does not use up another's time
             spool.finish(grace_seconds=grace_seconds)
         deliveries = tuple(spool.close(grace_seconds=grace_seconds) for spool in self._spools)
         for delivery in deliveries:
+            if not delivery.delivered and not delivery.unsent:
+                continue  # a start that was refused leaves no events
             self._log.emit(
                 "tracking",
                 tracker=delivery.name,

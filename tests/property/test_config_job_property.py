@@ -56,8 +56,50 @@ plain = st.recursive(
     max_leaves=6,
 )
 yaml_pieces = st.sampled_from(
-    "run|steps|store|: |\n|\n  |- |[|]|{|}|, |&a |*a|<<: |? |> |!!int |!!str |!!timestamp |!!python/none |!<x> "
-    "|'|\"|\\x|\\U0011FFFF|%YAML 1.1|---|...|#|~|$X|${|1|.inf|0x|1e9|é|\t|\ufeff|@|`".split("|")
+    [
+        "run",
+        "steps",
+        "store",
+        ": ",
+        "\n",
+        "\n  ",
+        "- ",
+        "[",
+        "]",
+        "{",
+        "}",
+        ", ",
+        "&a ",
+        "*a",
+        "<<: ",
+        "? ",
+        "> ",
+        "!!int ",
+        "!!str ",
+        "!!timestamp ",
+        "!!python/none ",
+        "!<x> ",
+        "'",
+        '"',
+        "\\x",
+        "\\U0011FFFF",
+        "%YAML 1.1",
+        "---",
+        "...",
+        "#",
+        "~",
+        "$X",
+        "${",
+        "1",
+        ".inf",
+        "0x",
+        "1e9",
+        "é",
+        "\t",
+        "\ufeff",
+        "@",
+        "`",
+    ]
 )
 
 
@@ -126,9 +168,7 @@ def test_any_yaml_is_refused_in_one_line(file: Path, document: Any) -> None:
 
 @given(key=st.sampled_from(KEYS), value=plain)
 @settings(max_examples=300, deadline=None)
-def test_any_value_at_any_key_loads_or_is_refused_naming_the_key(
-    file: Path, key: tuple[str, ...], value: Any
-) -> None:
+def test_any_value_at_any_key_loads_or_is_refused_naming_the_key(file: Path, key: tuple[str, ...], value: Any) -> None:
     file.write_text(yaml.safe_dump(changed(key, value)), encoding="utf-8")
     message = check(file)
     readable = "line " in (message or "")  # YAML that cannot be read is told by its line

@@ -22,9 +22,7 @@ def make_job(run: str = "a-run", **changes: object) -> TrainJob:
     return TrainJob.parse({"run": run, "recipe": "m:C", "steps": 20, "global_batch": 8, **changes})
 
 
-def test_home_is_the_variable_or_a_folder_of_the_user(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_home_is_the_variable_or_a_folder_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert home() == tmp_path / "home"
     assert run_folder("x") == tmp_path / "home" / "runs" / "x"
     monkeypatch.setenv("HOME", "/home/me")

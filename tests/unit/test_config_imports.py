@@ -24,9 +24,7 @@ HEAVY = ("torch", "numpy", "prefect", "distributed", "dask", "fsspec", "zfec", "
 )
 def test_nothing_heavy_is_imported(statement: str) -> None:
     script = f"import sys; {statement}; print([name for name in {HEAVY!r} if name in sys.modules])"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
 
 

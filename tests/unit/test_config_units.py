@@ -74,9 +74,7 @@ def test_what_is_no_duration_is_refused_with_the_remedy(value: object) -> None:
         parse_duration_seconds(value)
 
 
-@pytest.mark.parametrize(
-    "value", [None, False, "GB", "4 gigs", "1.0001B", 0.5, -4, "9999999999TB", {}, math.nan]
-)
+@pytest.mark.parametrize("value", [None, False, "GB", "4 gigs", "1.0001B", 0.5, -4, "9999999999TB", {}, math.nan])
 def test_what_is_no_size_is_refused_with_the_remedy(value: object) -> None:
     with pytest.raises(ValueError, match="write"):
         parse_size_bytes(value)

