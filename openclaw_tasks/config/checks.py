@@ -63,9 +63,7 @@ def check_plain(arguments: dict[str, Any]) -> dict[str, Any]:
     """`recipe_args` as they are. Raises ConflictError unless they are named, plain JSON values."""
     for name, value in arguments.items():
         if not name.isidentifier() or keyword.iskeyword(name):
-            raise ConflictError(
-                f"recipe_args: {show(name)} is no parameter's name; name a parameter of the recipe"
-            )
+            raise ConflictError(f"recipe_args: {show(name)} is no parameter's name; name a parameter of the recipe")
         _check_value(value, ("recipe_args", name))
     return arguments
 

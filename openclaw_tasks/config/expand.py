@@ -98,8 +98,7 @@ def _variable(match: re.Match[str], key: KeyPath) -> str:
     value = os.environ.get(name) if _NAME.fullmatch(name) else None
     if value is None:
         raise JobError(
-            f"{dotted(key)}: the environment variable {show(name)} is not defined; "
-            "define it, or write $$ for a dollar"
+            f"{dotted(key)}: the environment variable {show(name)} is not defined; define it, or write $$ for a dollar"
         )
     return value
 

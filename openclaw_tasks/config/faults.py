@@ -18,8 +18,7 @@ FaultKind = Literal["kill-rank", "stop-rank", "kill-agent", "delete-target", "ki
 _KINDS: Final[tuple[str, ...]] = get_args(FaultKind)
 _FORM: Final = re.compile(r"([^:@]*)(?::([0-9]{1,9}))?@([0-9]{1,15})", re.ASCII)
 _REMEDY: Final = (
-    "write kill-rank:RANK@STEP, stop-rank:RANK@STEP, kill-agent:RANK@STEP, delete-target:INDEX@STEP "
-    "or kill-flow@STEP"
+    "write kill-rank:RANK@STEP, stop-rank:RANK@STEP, kill-agent:RANK@STEP, delete-target:INDEX@STEP or kill-flow@STEP"
 )
 
 
@@ -49,9 +48,7 @@ class Fault:
         else:
             key, count = "cluster.workers", job.cluster.workers
         if self.target >= count:
-            raise JobError(
-                f"fault {self.text()}: no number {self.target}; {key} has {count}, choose 0 to {count - 1}"
-            )
+            raise JobError(f"fault {self.text()}: no number {self.target}; {key} has {count}, choose 0 to {count - 1}")
 
 
 def parse_fault(text: str) -> Fault:

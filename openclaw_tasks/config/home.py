@@ -132,9 +132,7 @@ def resolve_run(
         return TrainJob.parse(entry.job, set=set, source=f"the index entry of run {name!r}")
     if looks_like_file or name in shipped_jobs() or Path(name).is_file():
         return TrainJob.load(name, set)
-    raise JobError(
-        f"RUN={show(name)} is no job file and no run in {home() / 'index'}; {suggest(name, known_runs())}"
-    )
+    raise JobError(f"RUN={show(name)} is no job file and no run in {home() / 'index'}; {suggest(name, known_runs())}")
 
 
 def _entry_path(run: str) -> Path:

@@ -244,18 +244,14 @@ class TrainJob(_Section):
         shards, limits = self.logical_shards, self.fault_tolerance
         if shards & (shards - 1):
             below = 1 << (shards.bit_length() - 1)
-            raise ConflictError(
-                f"logical_shards={shards} must be a power of two; choose {below} or {2 * below}"
-            )
+            raise ConflictError(f"logical_shards={shards} must be a power of two; choose {below} or {2 * below}")
         if self.global_batch % shards:
             raise ConflictError(
-                f"global_batch={self.global_batch} must be a multiple of "
-                f"logical_shards={shards}; change either"
+                f"global_batch={self.global_batch} must be a multiple of logical_shards={shards}; change either"
             )
         if self.cluster.workers > shards:
             raise ConflictError(
-                f"cluster.workers={self.cluster.workers} must not exceed "
-                f"logical_shards={shards}; change either"
+                f"cluster.workers={self.cluster.workers} must not exceed logical_shards={shards}; change either"
             )
         if 2 * self.segment_steps > limits.max_rollback_steps:
             raise ConflictError(

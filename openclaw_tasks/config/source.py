@@ -99,8 +99,7 @@ def apply_overrides(document: dict[str, Any], overrides: Sequence[Override], fol
             inner = section.get(name, {})
             if not isinstance(inner, dict):
                 raise JobError(
-                    f"--set {dotted(key)}: {dotted(key[: depth + 1])}={show(inner)} holds no keys; "
-                    "set it as a whole"
+                    f"--set {dotted(key)}: {dotted(key[: depth + 1])}={show(inner)} holds no keys; set it as a whole"
                 )
             section[name] = dict(inner)
             section = section[name]
@@ -136,9 +135,7 @@ def _read_text(path: Path, source: str) -> str:
             raise JobError(f"{source} has {status.st_size} bytes; a job file has at most {_MAX_FILE_BYTES}")
         data = path.read_bytes()
     except OSError as error:
-        raise JobError(
-            f"{source}: {one_line(error.strerror or str(error))}; name a file that can be read"
-        ) from None
+        raise JobError(f"{source}: {one_line(error.strerror or str(error))}; name a file that can be read") from None
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -9,9 +9,7 @@ from typing import Final
 
 # What stands between "//" and "@" in a URL: user, or user and password.
 _USER_INFO: Final = re.compile(r"(?<=://)[^\s/@'\"]+@")
-_SECRET_QUERY: Final = re.compile(
-    r"(?i)([?&][^=&\s]*(?:key|secret|token|password|signature)[^=&\s]*=)[^&\s'\"]+"
-)
+_SECRET_QUERY: Final = re.compile(r"(?i)([?&][^=&\s]*(?:key|secret|token|password|signature)[^=&\s]*=)[^&\s'\"]+")
 _SHOWN_CHARACTERS: Final = 100
 
 

@@ -47,13 +47,9 @@ def parse_yaml(text: str, source: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise JobError(
-            f"{source}{place}: {one_line(error.problem or 'not YAML')}; {_remedy(error)}"
-        ) from None
+        raise JobError(f"{source}{place}: {one_line(error.problem or 'not YAML')}; {_remedy(error)}") from None
     except yaml.YAMLError as error:
-        raise JobError(
-            f"{source}: {one_line(str(error).split(chr(10), 1)[0])}; write plain YAML text"
-        ) from None
+        raise JobError(f"{source}: {one_line(str(error).split(chr(10), 1)[0])}; write plain YAML text") from None
     except (
         ValueError,
         OverflowError,
@@ -128,9 +124,7 @@ def _construct_map(loader: _StrictLoader, node: yaml.Node) -> dict[str, Any]:
         if not isinstance(key, str):
             raise _RefusedError(f"the key {show(key)} is not text", key_node.start_mark, "write it in quotes")
         if key in given:
-            raise _RefusedError(
-                f"the key {show(key)} is given twice", key_node.start_mark, "keep one of them"
-            )
+            raise _RefusedError(f"the key {show(key)} is given twice", key_node.start_mark, "keep one of them")
         given[key] = value
     return {**merged, **given}
 
@@ -146,9 +140,7 @@ def _merge_sources(value: Any, node: yaml.Node) -> dict[str, Any]:
 
 
 def _construct_unknown(loader: _StrictLoader, node: yaml.Node) -> Any:
-    raise _RefusedError(
-        f"the tag {show(node.tag)} is unknown", node.start_mark, "remove it: values are plain"
-    )
+    raise _RefusedError(f"the tag {show(node.tag)} is unknown", node.start_mark, "remove it: values are plain")
 
 
 def _scalar(loader: _StrictLoader, node: yaml.Node) -> str:

@@ -29,7 +29,7 @@ def test_nothing_heavy_is_imported(statement: str) -> None:
 
 
 def test_exactly_the_documented_names_are_exported() -> None:
-    assert openclaw_tasks.__all__ == ["Recipe", "Tracker", "TrainJob", "train"]
+    assert openclaw_tasks.__all__ == ["LossSum", "Recipe", "Tracker", "TrainJob", "train"]
     assert set(openclaw_tasks.__all__) <= set(dir(openclaw_tasks))
     with pytest.raises(AttributeError, match="no_such_name"):
         openclaw_tasks.no_such_name  # noqa: B018
