@@ -59,7 +59,7 @@ class _Talk:
         except BlockingIOError:
             return False
         if not data:
-            raise HandshakeRefusedError("closed during the handshake")
+            raise HandshakeRefusedError("closed in the handshake: of another generation, or another token")
         self.say(self.handshake.feed(data))
         return self.handshake.is_done
 
@@ -84,6 +84,7 @@ class Forming:
         self._talks: dict[int, _Talk] = {}  # by file number, oldest first
         self._dial_at = dict.fromkeys(range(rank), 0.0)  # peers to dial, on the watch
         self._tries = dict.fromkeys(range(rank), 0)
+        self._troubles: dict[int, str] = {}  # why the last dial of a peer came to nothing
         self._done: dict[int, socket.socket] = {}
         self._peer_of: dict[int, int] = {}
 
@@ -105,8 +106,7 @@ class Forming:
                 watch.call_hook(nothing_was_ready=not events)
                 self._drop_slow_strangers(seconds)
                 if seconds > deadline_seconds:
-                    doing = f"joining generation {self._generation}"
-                    raise ExchangeTimeoutError(self._missing(), seconds, doing)
+                    raise ExchangeTimeoutError(self._missing(), seconds, self._story())
             done, self._done = self._done, {}
             return done
         finally:
@@ -117,6 +117,10 @@ class Forming:
 
     def _missing(self) -> list[int]:
         return [r for r in range(len(self._addresses)) if r != self._rank and r not in self._done]
+
+    def _story(self) -> str:
+        troubles = [f"rank {p}: {why}" for p, why in sorted(self._troubles.items()) if p not in self._done]
+        return f"joining generation {self._generation}" + (f" ({'; '.join(troubles)})" if troubles else "")
 
     def _milliseconds_to_wait(self, seconds: float) -> float:
         soonest = min(self._dial_at.values(), default=seconds + 1.0)
@@ -134,8 +138,8 @@ class Forming:
                 connection.connect((host, port))
             except BlockingIOError:
                 pass
-            except OSError:
-                self._drop(talk, seconds)
+            except OSError as error:
+                self._drop(talk, seconds, error)
 
     def _handle(self, file_number: int, event: int, seconds: float) -> None:
         if file_number == self._listener.fileno():
@@ -159,8 +163,8 @@ class Forming:
     def _proceed(self, talk: _Talk, seconds: float) -> None:
         try:
             is_done = talk.proceed()
-        except (OSError, HandshakeRefusedError):
-            self._drop(talk, seconds)
+        except (OSError, HandshakeRefusedError) as error:
+            self._drop(talk, seconds, error)
             return
         if is_done:
             self._finish(talk, seconds)
@@ -186,7 +190,7 @@ class Forming:
         self._poll.register(talk.socket, select.POLLOUT if talk.is_connecting else select.POLLIN)
         return talk
 
-    def _drop(self, talk: _Talk, seconds: float) -> None:
+    def _drop(self, talk: _Talk, seconds: float, why: Exception | None = None) -> None:
         """Close a connection that came to nothing; one that we dialed is tried again after a while."""
         file_number = talk.socket.fileno()
         self._poll.unregister(file_number)
@@ -197,6 +201,7 @@ class Forming:
             pause = min(_FIRST_RETRY_SECONDS * 2.0 ** self._tries[peer], _LONGEST_RETRY_SECONDS)
             self._tries[peer] += 1
             self._dial_at[peer] = seconds + pause
+            self._troubles[peer] = str(why)
 
     def _drop_slow_strangers(self, seconds: float) -> None:
         for talk in list(self._talks.values()):

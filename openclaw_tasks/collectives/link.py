@@ -245,8 +245,9 @@ class Link:
         if abort and self.socket.fileno() >= 0:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
         self.socket.close()
+        # An exchange that broke lets go of the caller's memory.
         self._out.clear()
-        self._slots = ()
+        self._slots, self._due = (), self._header
 
     def _broken(self, reason: str) -> LinkBrokenError:
         return LinkBrokenError(self.peer, reason)

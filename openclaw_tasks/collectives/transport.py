@@ -42,7 +42,7 @@ class ExchangeTimeoutError(RunError):
         self.seconds = seconds
         names = ", ".join(map(str, self.peers))
         super().__init__(
-            f"{doing}: nothing moved to or from rank(s) {names} for {seconds:.1f} s; "
+            f"{doing}: no progress with rank(s) {names} in {seconds:.1f} s; "
             "close this mesh and join the next generation"
         )
 

@@ -9,6 +9,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from mesh_threads import SECONDS, TOKEN, Gang, all_well, in_threads
@@ -193,21 +194,33 @@ def test_those_who_did_not_come_are_named_at_the_deadline() -> None:
 
 def test_peer_that_joined_and_went_is_told_before_the_deadline() -> None:
     def come_and_go() -> None:
-        with pytest.raises(LeaveJoinError):
-            Mesh.connect(many[1], 1, addresses(many), 1, TOKEN, SECONDS, on_idle=leave_once_linked)
+        handshake = DialerHandshake(TOKEN, Seat(generation=1, world_size=3, dialer=1, acceptor=0))
+        with socket.create_connection((many[0].host, many[0].port)) as connection:
+            connection.sendall(handshake.hello)
+            while not handshake.is_done:
+                connection.sendall(handshake.feed(connection.recv(handshake.bytes_due)))
 
-    def leave_once_linked() -> None:
-        nonlocal idle_rounds
-        idle_rounds += 1
-        if idle_rounds > 5:  # nothing has happened for a while: the link to rank 0 stands
-            raise LeaveJoinError
-
-    idle_rounds = 0
     with listeners(3) as many:
-        results = in_threads([lambda: Mesh.connect(many[0], 0, addresses(many), 1, TOKEN, SECONDS), come_and_go])
-    assert isinstance(results[0], LinkBrokenError)
-    assert results[0].peer == 1
-    assert results[1] is None
+        join = lambda: Mesh.connect(many[0], 0, addresses(many), 1, TOKEN, SECONDS)  # noqa: E731
+        error, nothing = in_threads([join, come_and_go])
+    assert isinstance(error, LinkBrokenError)
+    assert error.peer == 1
+    assert nothing is None
+
+
+def test_reason_why_nobody_answers_is_told() -> None:
+    with Listener() as own:
+        gone = Listener()
+        gone.close()
+        with pytest.raises(ExchangeTimeoutError, match=r"rank 0: .*refused"):
+            Mesh.connect(own, 1, [(gone.host, gone.port), (own.host, own.port)], 1, TOKEN, 0.2)
+
+
+def test_interface_may_have_an_ipv6_address() -> None:
+    if not socket.has_ipv6 or not Path("/proc/net/if_inet6").exists():
+        pytest.skip("this host has no IPv6")
+    with Listener("::1") as zero, Listener("::1") as one:
+        all_well(in_threads([lambda r=r: join_and_talk([zero, one], r, 1) for r in range(2)]))
 
 
 def test_abort_and_timeout_leave_nothing_open() -> None:

@@ -182,7 +182,7 @@ def test_silent_peer_is_named_at_the_deadline_and_a_talking_one_is_not() -> None
         if mesh.rank == 0:
             try:
                 receives = {1: [bytearray(1) for _ in range(200)], 2: [bytearray(1)]}
-                mesh.exchange({}, receives, deadline_seconds=0.5)
+                mesh.exchange({}, receives, deadline_seconds=1.0)
             finally:
                 is_over.set()
         elif mesh.rank == 1:
@@ -205,12 +205,12 @@ def test_own_pause_is_not_blamed_on_the_peers() -> None:
 
     def pause() -> None:
         if not paused.is_set():
-            time.sleep(0.6)
+            time.sleep(1.3)
             paused.set()
 
     def talk(mesh: Mesh) -> None:
         if mesh.rank == 0:
-            mesh.exchange({}, {1: [bytearray(1)]}, deadline_seconds=0.5, on_idle=pause)
+            mesh.exchange({}, {1: [bytearray(1)]}, deadline_seconds=1.0, on_idle=pause)
         else:
             paused.wait()
             mesh.exchange({0: [b"x"]}, {}, deadline_seconds=SECONDS)
