@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from prefect import flow
+from prefect import flow, get_run_logger
 from prefect.runtime import flow_run
 
 from openclaw_tasks.config.job import TrainJob
@@ -32,6 +32,7 @@ def train(job: TrainJob, faults: list[str] | None = None, accept_new_data: bool 
         accept_new_data: go on although the data differ from the last start's.
     """
     with begin_session(job, faults or (), accept_new_data) as session, watch_for_cancel(session, flow_run.id):
+        session.narrate_to(get_run_logger())
         nodes = profile_nodes(job.run)
         boundaries = make_plan(job.run, nodes)
         checks = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -44,6 +45,11 @@ def train(
     """
     from openclaw_tasks.steps.server import join_server
 
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise UsageError(
+            "train() is called while a child process imports your script again; put the call under "
+            '`if __name__ == "__main__":`'
+        )
     checked = parse_faults([fault.text() if isinstance(fault, Fault) else fault for fault in faults], job)
     refuse_shadowed_flows()
     done = finished_report(job)

@@ -14,6 +14,7 @@ from openclaw_tasks.config.job import TrainJob
 from openclaw_tasks.errors import DigestMismatchError
 from openclaw_tasks.gang.placing import LocalPlacement
 from openclaw_tasks.gang.plain_run import train_plainly
+from openclaw_tasks.observe.events import EventLog
 from openclaw_tasks.observe.report import Report
 from openclaw_tasks.observe.wording import format_bytes, format_seconds
 from openclaw_tasks.steps.server import join_server
@@ -68,7 +69,7 @@ def _reference(job: TrainJob, *, debug: bool) -> Report:
             "store": {**document["store"], "targets": targets},
         }
     )
-    events = api.EventLog(run)
+    events = EventLog(run)
     with watcher(reference, debug=debug)(events):
         return train_plainly(reference, LocalPlacement(REFERENCE_RANKS), prove=False, events=events)
 

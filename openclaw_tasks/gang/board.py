@@ -58,10 +58,12 @@ class Board:
         *,
         timeout_seconds: float | None = None,
         through_loss: bool = False,
+        through_error: bool = False,
     ) -> Any:
         """Block until `look` gives something true, and return it; None at the timeout.
 
-        Raises the run's error if it has one, and GangLostError when no rank is left (unless `through_loss`).
+        Raises the run's error if it has one (unless `through_error`), and GangLostError when no rank is left (unless
+        `through_loss`: somebody else starts ranks again).
         Wakes up at least each second, so that a signal or a cancel reaches the waiting thread.
         """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
@@ -70,7 +72,7 @@ class Board:
                 found = look(self._facts)
                 if found:
                     return found
-                if self._facts.error is not None:
+                if self._facts.error is not None and not through_error:
                     raise self._facts.error
                 if self._facts.lost_cause is not None and not through_loss:
                     raise GangLostError(f"no rank is left ({self._facts.lost_cause}); last step {self._facts.step}")

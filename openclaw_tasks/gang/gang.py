@@ -15,7 +15,8 @@ from openclaw_tasks.checkpoint.writer import BaseResult, RunWriter
 from openclaw_tasks.config.faults import Fault
 from openclaw_tasks.config.home import run_folder
 from openclaw_tasks.config.job import TrainJob
-from openclaw_tasks.errors import GangLostError, OpenClawError, RunError
+from openclaw_tasks.errors import OpenClawError, RunError
+from openclaw_tasks.gang.board import Facts
 from openclaw_tasks.gang.placing import Placement
 from openclaw_tasks.gang.supervisor import Supervisor
 from openclaw_tasks.observe.events import EventLog
@@ -60,7 +61,8 @@ class Gang:
         self.close()
 
     def close(self) -> None:
-        """End every process of the gang. Bounded; may be called again."""
+        """End every process of the gang, and every wait on its board. Bounded; may be called again."""
+        self.board.update(_mark_closed)
         self._supervisor.close()
         self._placement.close()
         with contextlib.suppress(FileNotFoundError):
@@ -107,7 +109,7 @@ class Gang:
 
     def wait_for_durable(self, step: int) -> None:
         """Return when everything up to `step` is in storage."""
-        self.board.wait(lambda facts: facts.durable_step >= step)
+        self.board.wait(lambda facts: facts.durable_step >= step, through_loss=True)
 
     def ensure_base(self, step: int) -> None:
         """Return when the base of a boundary is in storage: a rank's copy, or made from the log if that was lost."""
@@ -118,7 +120,7 @@ class Gang:
             is_past = facts.durable_step >= step and (step in facts.digests or step <= facts.resumed_step)
             return "missing" if is_past and step not in facts.bases_pending else None
 
-        while self.board.wait(settled) == "missing":
+        while self.board.wait(settled, through_loss=True) == "missing":
             time.sleep(_COPY_SECONDS)  # the copy may be on its way
             if self.board.read(settled) != "missing":
                 continue
@@ -133,7 +135,7 @@ class Gang:
                     answer["degraded"],
                 )
             )
-            self.board.wait(lambda facts: step in facts.bases)
+            self.board.wait(lambda facts: step in facts.bases, through_loss=True)
 
     def note_verified(self, step: int, found: dict[str, Any]) -> None:
         """A job beside training has rebuilt this boundary: its digests, if no rank of this attempt told them."""
@@ -149,13 +151,13 @@ class Gang:
             try:
                 return self._answer(number)
             except AgentGone:
-                self.board.wait(lambda facts: facts.agents, timeout_seconds=AGENTS_SECONDS)
+                self.board.wait(lambda facts: facts.agents, timeout_seconds=AGENTS_SECONDS, through_loss=True)
 
     def stop(self, timeout_seconds: float) -> bool:
         """Let the ranks end together after their step, and put all that is final; whether that was in time."""
         self._supervisor.request_stop()
         ended = self.board.wait(
-            lambda facts: facts.is_ended or not facts.is_running,
+            lambda facts: facts.is_ended or facts.error is not None or not facts.is_running,
             timeout_seconds=timeout_seconds,
             through_loss=True,
         )
@@ -164,7 +166,14 @@ class Gang:
     def settle(self, timeout_seconds: float = 60.0) -> bool:
         """Wait until every final record that an agent holds is in storage; whether that came in time."""
         self._supervisor.flush()
-        return bool(self.board.wait(lambda facts: facts.is_settled, timeout_seconds=timeout_seconds, through_loss=True))
+        return bool(
+            self.board.wait(
+                lambda facts: facts.is_settled,
+                timeout_seconds=timeout_seconds,
+                through_loss=True,
+                through_error=True,
+            )
+        )
 
     def _answer(self, number: int) -> dict[str, Any]:
         answer: dict[str, Any] | None = self.board.wait(
@@ -185,7 +194,11 @@ class Gang:
         raise RunError(answer["error"])
 
 
-class AgentGone(GangLostError):
+def _mark_closed(facts: Facts) -> None:
+    facts.error = facts.error or RunError("the gang has been closed")
+
+
+class AgentGone(RunError):
     """The agent that ran a job beside training is gone; the job can run elsewhere."""
 
 

@@ -125,7 +125,14 @@ class Keeping:
         self._writer.record_group(result)
         self._ledger.done(result.ref.last)
         self._note_problem(None)
-        self._events.emit("durable", step=result.ref.last, log_bytes=result.stored_bytes, degraded=result.degraded)
+        ref = result.ref
+        self._events.emit(
+            "durable",
+            step=ref.last,
+            log_bytes=result.stored_bytes,
+            degraded=result.degraded,
+            group=f"{ref.epoch}-{ref.seq}",
+        )
         step = self._ledger.durable_step
         self._board.update(lambda facts: setattr(facts, "durable_step", step))
         message = self.durable_frame()
@@ -147,7 +154,13 @@ class Keeping:
         """A base is in storage."""
         step = result.ref.step
         self._writer.record_base(result)
-        self._events.emit("base", step=step, bytes=result.stored_bytes, degraded=result.degraded)
+        self._events.emit(
+            "base",
+            step=step,
+            bytes=result.stored_bytes,
+            degraded=result.degraded,
+            base=f"{step}-{result.ref.epoch}",
+        )
         self._held = {held: agent for held, agent in self._held.items() if held > step}
         self._board.update(lambda facts: facts.bases.add(step))
         self._note_pending()

@@ -7,20 +7,29 @@ flow's first stage to its last.
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Iterator, Sequence
+from types import TracebackType
 from typing import Any
 
+from openclaw_tasks.checkpoint.writer import RunWriter
 from openclaw_tasks.config.faults import Fault, parse_faults
 from openclaw_tasks.config.home import write_entry
 from openclaw_tasks.config.job import TrainJob
-from openclaw_tasks.errors import DigestMismatchError, OpenClawError, RunError
+from openclaw_tasks.errors import DigestMismatchError, OpenClawError, RunCancelledError, RunError
 from openclaw_tasks.gang.claim import claim_run
 from openclaw_tasks.gang.gang import Gang
 from openclaw_tasks.gang.placing import DaskPlacement, Placement
-from openclaw_tasks.observe.events import EventLog
+from openclaw_tasks.observe.events import Event, EventLog
+from openclaw_tasks.observe.logs import RunLogging
+from openclaw_tasks.observe.narration import narrate
 
 STOP_SECONDS = 8.0  # for the ranks to end their step and the log to be flushed, when a run is interrupted
+
+Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
+
+logger = logging.getLogger(__name__)
 
 _sessions: dict[str, Session] = {}
 _offered: dict[str, EventLog] = {}
@@ -37,16 +46,16 @@ class Session:
         self.gang = Gang(job, placement, events, tuple(faults))
         self._accept_new_data = accept_new_data
         self._stack = contextlib.ExitStack()
+        self.writer: RunWriter | None = None
         self.resumed_step = 0
-        self.unverified_bases: tuple[int, ...] = ()
+        self.verified_bases: set[int] = set()
 
     def claim(self, nodes: dict[str, dict[str, Any]], flow_run_id: str | None) -> None:
         """Make the run ours, resuming where storage has it, and start the ranks."""
         claimed = claim_run(self.job, nodes, self.events, accept_new_data=self._accept_new_data)
-        self.writer = claimed.writer
-        self._stack.callback(self.writer.release)
-        self.resumed_step = self.writer.durable_step
-        self.verified_bases = {base.step for base in self.writer.lineage.bases if base.verified}
+        self.writer = writer = claimed.writer
+        self.resumed_step = writer.durable_step
+        self.verified_bases = {base.step for base in writer.lineage.bases if base.verified}
         self.events.emit(
             "attempt-started",
             planned_steps=self.job.steps,
@@ -56,7 +65,7 @@ class Session:
         )
         for warning in claimed.warnings:
             self.events.emit("warning", text=warning)
-        self.gang.begin(self.writer)
+        self.gang.begin(writer)
 
     def boundaries(self) -> list[int]:
         """The segments' ends that are left to reach or to prove."""
@@ -69,18 +78,24 @@ class Session:
 
         Raises DigestMismatchError, DataLossError, DamagedError.
         """
+        writer = self.writer
+        assert writer is not None
+        refused = self.gang.board.read(lambda facts: facts.bases_refused.get(step))
+        if refused is not None:
+            self.events.emit("verified", step=step, ok=False, reason=f"no base: {refused}")
+            return False
         try:
             found = self.gang.spare("verify", {"step": step})
         except DigestMismatchError as error:
             self.events.emit("verified", step=step, ok=False, reason=str(error))
-            self.writer.quarantine_base(step, str(error))
+            writer.quarantine_base(step, str(error))
             raise
         proven: bool = found["outcome"] == "verified"
         self.events.emit("verified", step=step, ok=proven, reason=None if proven else found["outcome"])
         if proven:
             self.gang.note_verified(step, found)
-            self.writer.mark_verified(step, {"state_digest": found["state_digest"]})
-            self.writer.retain()
+            writer.mark_verified(step, {"state_digest": found["state_digest"]})
+            writer.retain()
         return proven
 
     def finish(self) -> None:
@@ -102,12 +117,49 @@ class Session:
             seconds = round(time.monotonic() - begun, 3)
             self.events.emit("stage", name=name, segment=segment, seconds=seconds, stage_attempt=attempt)
 
-    def close(self) -> None:
+    def __enter__(self) -> Session:
+        self._stack.enter_context(RunLogging(self.job.run))
+        self.narrate_to(logger)
+        self._stack.enter_context(self.gang)
+        return self
+
+    def narrate_to(self, log: Log) -> None:
+        """Say what happens, in lines that people read, to a logger as well."""
+
+        def say(event: Event) -> None:
+            line = narrate(event)
+            if line is not None:
+                log.log(*line)
+
+        spool = self.events.listen(say, name="log")
+        self._stack.callback(lambda: spool.close(grace_seconds=2.0))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """End every process of the run, flush its log, give it free."""
         try:
-            self.gang.close()
+            if error is not None:
+                self._end_early(error)
         finally:
+            # A second Ctrl-C must not leave processes behind: this goes on whatever happens.
             self._stack.close()
+            if self.writer is not None:
+                self.writer.release()
+
+    def _end_early(self, error: BaseException) -> None:
+        """An error, Ctrl-C, SIGTERM or a cancel: end in order, so that the run can be resumed at this very step."""
+        text = str(error) if isinstance(error, OpenClawError) else f"interrupted ({type(error).__name__})"
+        if self.writer is not None:
+            self.gang.stop(STOP_SECONDS)
+            write_entry(self.job, state=_state_after(error), step=self.writer.durable_step)
+        self.events.emit("failed", error=text)
+
+
+def _state_after(error: BaseException) -> str:
+    if isinstance(error, RunCancelledError):
+        return "cancelled"
+    return "failed" if isinstance(error, Exception) else "interrupted"
 
 
 def begin_session(
@@ -142,19 +194,10 @@ def open_session(
     session = Session(job, placement, events, faults, accept_new_data)
     _sessions[job.run] = session
     try:
-        with session.gang:
+        with session:
             yield session
-    except OpenClawError as error:
-        session.events.emit("failed", error=str(error))
-        raise
-    except BaseException as error:  # Ctrl-C, SIGTERM, a cancel: end in order, so that the run can be resumed
-        session.events.emit("failed", error=f"interrupted: {type(error).__name__}")
-        with contextlib.suppress(OpenClawError):
-            session.gang.stop(STOP_SECONDS)
-        raise
     finally:
         del _sessions[job.run]
-        session.close()
 
 
 def session_of(run: str) -> Session:

@@ -306,8 +306,8 @@ class Supervisor:
                 self._losses.applied(message["step"])
                 self._feed(machine.RankLeft(member))
             case "waiting":
-                reason = f"storage lags by {message['slots']} steps: training waits for the durable step"
-                self._events.emit("waiting", step=message["step"], reason=reason)
+                lag = f"storage lags by {message['slots']} steps: training waits for the durable step"
+                self._events.emit("waiting", step=message["step"], reason=None if message["is_over"] else lag)
             case "error":
                 self._fail(error_of(self._rank_name(member), message))
 
@@ -337,7 +337,8 @@ class Supervisor:
         step = message["step"]
         self._losses.applied(step)
         self._feed(machine.StepDone(message["generation"]))
-        self._events.emit("step", **{key: message[key] for key in ("step", "loss", "items", "seconds", "ranks")})
+        facts_of_step = {key: message[key] for key in ("step", "loss", "items", "seconds", "ranks")}
+        self._events.emit("step", **facts_of_step, items_per_second=message["items"] / message["seconds"])
         if not message["applied"]:
             self._events.emit("decision", step=step, decision="skip")
         self.board.update(lambda facts: setattr(facts, "step", step))
@@ -366,13 +367,20 @@ class Supervisor:
             return
         cause = _cause_of_death(frame["status"])
         self._losses.applied(frame["step"] - 1)
+        self._note_strike(member, frame["struck_at"])
         self._note_loss(cause, frame["struck_at"] or now, now, member)
         self._feed(machine.RankGone(member, cause, now))
 
     def _rank_hung(self, frame: Frame) -> None:
         now = time.monotonic()
+        self._note_strike(frame["member"], frame["struck_at"])
         self._note_loss(frame["reason"].split(":")[0], frame["struck_at"] or frame["moved_at"], now, frame["member"])
         self._feed(machine.RankHung(frame["member"], frame["reason"], now))
+
+    def _note_strike(self, member: int, struck_at: float | None) -> None:
+        fault = self._strikes.struck_itself(member) if struck_at is not None else None
+        if fault is not None:
+            self._events.emit("fault", text=fault.text(), struck_at=struck_at)
 
     def _note_loss(self, cause: str, kill_at: float, now: float, member: int | None = None) -> None:
         """Something that belonged to the formation is gone."""
@@ -380,12 +388,8 @@ class Supervisor:
         active = self._machine.active
         if active is None:
             return
-        if member is not None:
-            fault = self._strikes.struck_itself(member) if kill_at < now else None
-            if fault is not None:
-                self._events.emit("fault", text=fault.text(), struck_at=kill_at)
-            if active.rank_of(member) is None:
-                return
+        if member is not None and active.rank_of(member) is None:
+            return
         step = self.board.read(lambda facts: facts.step) + 1
         self._losses.lose(Loss(cause, step, kill_at, now))
 
@@ -509,9 +513,11 @@ class Supervisor:
 
     def _flush_records(self) -> None:
         self.board.update(lambda facts: setattr(facts, "is_settled", False))
-        if self._keeping is not None:
-            self._keeping.hurry()
-            self._keeping.tell_when_settled()
+        if self._keeping is None:
+            self.board.update(lambda facts: setattr(facts, "is_settled", True))
+            return
+        self._keeping.hurry()
+        self._keeping.tell_when_settled()
 
     def _keep(self, now: float) -> None:
         assert self._keeping is not None

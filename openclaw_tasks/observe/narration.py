@@ -79,7 +79,8 @@ def _decision(event: Event) -> Line:
 
 
 def _finished(event: Event) -> Line:
-    return logging.INFO, f"finished at step {event['final_step']}; weights {event['weights_digest'][:16]}…"
+    digest = event.get("weights_digest")
+    return logging.INFO, f"finished at step {event['final_step']}" + (f"; weights {digest[:16]}…" if digest else "")
 
 
 _TELLERS: dict[str, Callable[[Any], Line | None]] = {

@@ -117,9 +117,7 @@ class Rank:
             first_state=lambda: self._first_state(formation),
             take_record=self._take_record,
         )
-        self._finishing = catch_up(
-            mesh, member, deadline_seconds=_EXCHANGE_SECONDS, on_idle=self._orders.breathe
-        )
+        self._finishing = catch_up(mesh, member, deadline_seconds=_EXCHANGE_SECONDS, on_idle=self._orders.breathe)
         self._has_state = True
         self._line.send({"type": "meshed", "generation": formation.generation, "step": state.step})
         return Seat(
@@ -134,9 +132,7 @@ class Rank:
     def _first_state(self, formation: Formation) -> None:
         """Restore what storage holds; the recipe's own initial state stands for a run without any."""
         if formation.restore_step is not None:
-            restore_state(
-                self._job, self._training.state, formation.restore_step, on_record=self._progress.beat
-            )
+            restore_state(self._job, self._training.state, formation.restore_step, on_record=self._progress.beat)
         else:
             report_boundary(self._line, self._training.state, carries_base=True)
 
@@ -249,8 +245,13 @@ class Rank:
             time.sleep(0.002)
             if not told and time.monotonic() - begun > 1.0:
                 told = True
-                self._line.send({"type": "waiting", "step": step, "slots": self._ring.slots})
+                self._tell_waiting(step, is_over=False)
+        if told:
+            self._tell_waiting(step, is_over=True)
         return slot
+
+    def _tell_waiting(self, step: int, *, is_over: bool) -> None:
+        self._line.send({"type": "waiting", "step": step, "slots": self._ring.slots, "is_over": is_over})
 
 
 def main(spec: dict[str, Any], fds: Sequence[int]) -> int:
