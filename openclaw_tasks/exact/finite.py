@@ -35,8 +35,7 @@ def non_finite_names(state: TrainState | Snapshot) -> list[str]:
     if isinstance(state, Snapshot):
         stored = {name: state.tensors(name) for name in ("params", "optimizer", "buffers")}
         parts: dict[str, Mapping[str, Tensor]] = {
-            part: {name: tensor_of(tensor) for name, tensor in tensors.items()}
-            for part, tensors in stored.items()
+            part: {name: tensor_of(tensor) for name, tensor in tensors.items()} for part, tensors in stored.items()
         }
     else:
         parts = {**state.learned_tensors(), "buffers": buffers_of(state.model)}

@@ -49,9 +49,7 @@ class CapturedOptimizer:
     tensors: dict[str, Tensor]
 
 
-def capture_optimizer(
-    optimizer: Optimizer, names: Mapping[Tensor, str], gradient: Tensor
-) -> CapturedOptimizer:
+def capture_optimizer(optimizer: Optimizer, names: Mapping[Tensor, str], gradient: Tensor) -> CapturedOptimizer:
     """All of the optimizer's state, in name order.
 
     Raises RunError for state that cannot be kept exactly, or that is a view of `gradient`, which the
@@ -113,9 +111,7 @@ def prepare_optimizer(
 
 
 class _Preparation:
-    def __init__(
-        self, optimizer: Optimizer, names: Mapping[Tensor, str], stored: Mapping[str, StoredTensor]
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, names: Mapping[Tensor, str], stored: Mapping[str, StoredTensor]) -> None:
         self._optimizer = optimizer
         self._names = names
         self._stored = stored
@@ -129,15 +125,12 @@ class _Preparation:
             raise RunError(f"the stored state is of {plain['type']}, and the recipe's optimizer is a {kind}")
         live = self._optimizer.param_groups
         if len(plain["groups"]) != len(live):
-            raise RunError(
-                f"{len(plain['groups'])} parameter groups are stored, the optimizer has {len(live)}"
-            )
+            raise RunError(f"{len(plain['groups'])} parameter groups are stored, the optimizer has {len(live)}")
         groups = [self._group(i, group, live[i]) for i, group in enumerate(plain["groups"])]
         parameters = {self._names[p]: p for group in live for p in group["params"]}
         _same_keys("optimizer state of parameters", set(plain["state"]) - set(parameters), set())
         state = {
-            parameters[name]: self._state(name, values, parameters[name])
-            for name, values in plain["state"].items()
+            parameters[name]: self._state(name, values, parameters[name]) for name, values in plain["state"].items()
         }
         _same_keys("optimizer tensors", self._unused, set())
         return PreparedOptimizer(state, groups)

@@ -84,18 +84,14 @@ class TrainState:
         trained = [self._parameters[entry.name] for entry in layout.entries]
         # The gradient in the parameter's own dtype and strides, where a view of the flat one has others.
         self._casts = [
-            None
-            if p.dtype == torch.float32 and p.is_contiguous()
-            else torch.empty_like(p, requires_grad=False)
+            None if p.dtype == torch.float32 and p.is_contiguous() else torch.empty_like(p, requires_grad=False)
             for p in trained
         ]
         self._trained = trained
 
     def _refuse_unfit(self, layout: FlatLayout) -> None:
         if layout != FlatLayout.of(self.model):
-            raise RecipeError(
-                "the layout is not the model's: parameters were added, frozen or reshaped since"
-            )
+            raise RecipeError("the layout is not the model's: parameters were added, frozen or reshaped since")
         for name, parameter in self._parameters.items():
             if parameter.device != self.gradient.device:
                 raise RecipeError(f"parameter {name!r} lies on {parameter.device}, others on another device")
@@ -104,9 +100,7 @@ class TrainState:
                 raise RecipeError(f"module {name!r} keeps extra state outside its buffers; register a buffer")
         refuse_unfit_optimizer(self.optimizer, self._names)
         if any("lr" not in group for group in self.optimizer.param_groups):
-            raise RecipeError(
-                f"{type(self.optimizer).__name__} has a group without lr, which schedule() sets"
-            )
+            raise RecipeError(f"{type(self.optimizer).__name__} has a group without lr, which schedule() sets")
 
     # Gradients and learning rate: what training and `apply` need.
 
@@ -212,9 +206,7 @@ class TrainState:
             *_matched("buffer", buffers, snapshot.tensors("buffers")),
         ]
         if snapshot.non_persistent_names() != self._non_persistent().keys():
-            raise RunError(
-                f"other buffers were persistent at step {snapshot.step} than are in the recipe now"
-            )
+            raise RunError(f"other buffers were persistent at step {snapshot.step} than are in the recipe now")
         scaler = decode_plain(snapshot.plain.get("scaler"))
         if scaler is not None and not isinstance(scaler, dict):
             raise DamagedError(f"the scaler state of step {snapshot.step} is no dict")
@@ -234,9 +226,7 @@ class TrainState:
         captured = self._captured()
         weights = digest_weights(_stored(self.weights()))
         counters = counters_of(self.step, self.applied, self._plain(captured))
-        return weights, digest_state(
-            weights, _stored(self._non_persistent()), _stored(captured.tensors), counters
-        )
+        return weights, digest_state(weights, _stored(self._non_persistent()), _stored(captured.tensors), counters)
 
     def weights_digest(self) -> str:
         """SHA-256 over what `weights` gives: name, dtype, shape, bytes of each."""
@@ -258,9 +248,7 @@ def _matched(
     """(live, stored) pairs by name. Raises RunError for the first that does not fit."""
     if live.keys() != stored.keys():
         missing, extra = sorted(live.keys() - stored.keys()), sorted(stored.keys() - live.keys())
-        raise RunError(
-            f"{kind}s differ from the stored ones: not stored {missing}, not in the recipe {extra}"
-        )
+        raise RunError(f"{kind}s differ from the stored ones: not stored {missing}, not in the recipe {extra}")
     for name, tensor in live.items():
         found = stored[name]
         if (dtype_name(tensor.dtype), tuple(tensor.shape)) != (found.dtype, found.shape):

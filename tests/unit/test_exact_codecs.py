@@ -102,11 +102,11 @@ def test_a_value_that_is_not_finite_stays_visible(name: str, value: float) -> No
     assert all_finite(out[1024:])
 
 
-def test_int8_block_with_any_nan_has_one_stored_form() -> None:
+@pytest.mark.parametrize("bits", [0x7F800000, -0x800000, 0x7FC00000, 0x7FFFFFFF, -1])
+def test_int8_block_that_is_not_finite_has_one_stored_form(bits: int) -> None:
     values = torch.zeros(ALIGNMENT)
     values[5] = 7.0
-    odd_nan = torch.tensor([-1], dtype=torch.int32).view(torch.float32)
-    values[6:7] = odd_nan
+    values[6:7] = torch.tensor([bits], dtype=torch.int32).view(torch.float32)
     row = encoded(codec_named("int8"), values)[:130]
     assert row[:2].tolist() == [0xC0, 0x7F]
     assert not row[2:].any()
