@@ -1,11 +1,11 @@
 """Which groups of an epoch's log are its history: one attempt each, linked by digest. Pure.
 
 A group is put only after the one before it in its epoch was acknowledged, and names that one's digest. So any
-stripe of a group proves that the group it names was acknowledged. A group that cannot be rebuilt is dropped
-only when it is certain that nobody was told it was durable:
-- with n acknowledgements every target that answers holds a stripe;
-- with fewer, `degraded.json` stood on at least max(k, W) targets before: some target that answers has it.
-Both fail for a group whose putter died half-way, however many targets have been lost since: it is dropped.
+stripe of a group proves that the group it names was acknowledged. A group that cannot be rebuilt is dropped only
+when it is certain that nobody was told it was durable. An acknowledged one was put whole before the listing:
+- with n acknowledgements every target that answers holds a stripe (damaged or not);
+- with fewer, max(k, W) targets hold one, and `degraded.json` stood on as many before, so that it is seen.
+Neither is so for a group whose putter died half-way, however many targets have been lost since: it is dropped.
 Otherwise it is waited for, as long as targets that do not answer could make it whole, or it is data loss.
 """
 
@@ -34,7 +34,8 @@ class Attempt:
         return self.ref is not None and len(self.valid) >= code.k
 
     def may_be_acknowledged(self, code: Code) -> bool:
-        return self.marked or len(self.seen | self.unknown) >= code.n
+        placed = len(self.seen | self.unknown)
+        return placed >= code.n or (self.marked and placed >= code.group_quorum)
 
     def could_return(self, code: Code) -> bool:
         return len(self.valid | self.unknown) >= code.k
@@ -88,15 +89,24 @@ def _longest_chain(after: Link, attempts: Sequence[Attempt], code: Code) -> list
 
 
 def _find_missing(end: Link, attempts: Sequence[Attempt], code: Code) -> Stuck | None:
-    """Whatever shows that the history goes on after `end`, or went another way."""
-    for attempt in sorted(attempts, key=lambda attempt: attempt.name):
-        name = attempt.name
-        if name.last <= end.step or name.sequence < (end.sequence or 0) or attempt.is_complete(code):
-            continue
-        if attempt.may_be_acknowledged(code):
+    """Whatever shows that acknowledged steps lie beyond `end`.
+
+    Attempts of one epoch hold the same record of a step, so a step up to the end is there, whichever attempt
+    its acknowledgement was of.
+    """
+    replaced = end.sequence or 0  # the chain's end proves that attempts before its own were not acknowledged
+    beyond = [
+        attempt
+        for attempt in sorted(attempts, key=_name)
+        if attempt.name.last > end.step and attempt.name.sequence >= replaced
+    ]
+    for attempt in beyond:
+        if not attempt.is_complete(code) and attempt.may_be_acknowledged(code):
             return _stuck(attempt, code)
-    for attempt in attempts:
-        if attempt.name.sequence > (end.sequence or 0) and not _continues(attempt, end):
+    for attempt in beyond:
+        if attempt.name.sequence == end.sequence:
+            continue  # another attempt than the one that the chain ends with
+        if attempt.is_complete(code) or attempt.name.first > end.step + 1:
             return _broken(end, attempt, attempts, code)
     return None
 
@@ -107,13 +117,8 @@ def _follows(ref: GroupRef, link: Link) -> bool:
     return (ref.seq, ref.first, ref.previous) == (link.sequence + 1, link.step + 1, link.digest)
 
 
-def _continues(attempt: Attempt, end: Link) -> bool:
-    """Whether the attempt's predecessor is the chain's end (as far as can be told)."""
-    if end.sequence is None:
-        return attempt.name.first <= end.step + 1 <= attempt.name.last
-    if attempt.ref is not None and attempt.ref.previous != end.digest:
-        return False
-    return (attempt.name.sequence, attempt.name.first) == (end.sequence + 1, end.step + 1)
+def _name(attempt: Attempt) -> GroupName:
+    return attempt.name
 
 
 def _stuck(attempt: Attempt, code: Code) -> Stuck:
@@ -132,13 +137,10 @@ def _broken(end: Link, witness: Attempt, attempts: Sequence[Attempt], code: Code
     missing = [
         attempt
         for attempt in attempts
-        if (end.sequence or 0) <= attempt.name.sequence < witness.name.sequence
-        and not attempt.is_complete(code)
+        if (end.sequence or 0) <= attempt.name.sequence < witness.name.sequence and not attempt.is_complete(code)
     ]
     unknown = len(witness.unknown)
-    could_return = any(attempt.could_return(code) for attempt in missing) or (
-        not missing and unknown >= code.k
-    )
+    could_return = any(attempt.could_return(code) for attempt in missing) or (not missing and unknown >= code.k)
     first, last = end.step + 1, max(end.step + 1, witness.name.first - 1)
     after = "" if end.sequence is None else f" (after group {end.sequence})"
     return Stuck(

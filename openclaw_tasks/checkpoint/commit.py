@@ -43,9 +43,7 @@ def refuse_if_overtaken(run: str, epoch: int, keys: Mapping[int, Sequence[str]])
     """FencedError when the listed keys claim an epoch above `epoch`."""
     highest = highest_claim(run, keys)
     if highest > epoch:
-        raise FencedError(
-            f"run {run!r}: epoch {highest} was claimed by another writer, so epoch {epoch} ends here"
-        )
+        raise FencedError(f"run {run!r}: epoch {highest} was claimed by another writer, so epoch {epoch} ends here")
 
 
 def check_fence(code: Code, run: str, epoch: int) -> Steps[None]:
@@ -63,9 +61,7 @@ def commit_group(code: Code, run: str, name: GroupName, stripes: Sequence[bytes]
     attempt.
     """
     what = f"run {run!r}: {name.describe()}"
-    written = yield from create_each(
-        {index: (name.key(run, index), stripe) for index, stripe in enumerate(stripes)}
-    )
+    written = yield from create_each({index: (name.key(run, index), stripe) for index, stripe in enumerate(stripes)})
     require(what, written.acked, code.group_quorum, written.problems)
     if len(written.acked) < code.n:
         mark = Degraded(
@@ -83,9 +79,7 @@ def commit_group(code: Code, run: str, name: GroupName, stripes: Sequence[bytes]
     return written.acked
 
 
-def commit_base(
-    code: Code, manifest: BaseManifest, objects: Sequence[StripedObject]
-) -> Steps[frozenset[int]]:
+def commit_base(code: Code, manifest: BaseManifest, objects: Sequence[StripedObject]) -> Steps[frozenset[int]]:
     """Put every object's stripes and read them back, check the fence, then put the manifest, check it again.
 
     Returns the targets that hold every stripe and a manifest. Another putter's manifest of the same base

@@ -76,9 +76,7 @@ def run(
     resting = [index for index, store in targets.present() if _suspects.resting(store)]
     if len(resting) + len(gone) <= may_skip:
         for index in resting:
-            gone[index] = StoreTimeoutError(
-                f"{targets.urls[index]}: timed out a moment ago, left alone for now"
-            )
+            gone[index] = StoreTimeoutError(f"{targets.urls[index]}: timed out a moment ago, left alone for now")
     try:
         batch = next(steps)
         while True:

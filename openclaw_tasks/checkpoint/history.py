@@ -6,7 +6,7 @@ claim, by readers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from openclaw_tasks.checkpoint.chain import Attempt, Link, Stuck, follow
@@ -14,9 +14,10 @@ from openclaw_tasks.checkpoint.code import Code
 from openclaw_tasks.checkpoint.documents import BaseManifest, Holder, Start
 from openclaw_tasks.checkpoint.lineage import BaseRef, GroupRef, Lineage
 from openclaw_tasks.checkpoint.operations import Steps
-from openclaw_tasks.checkpoint.paths import BaseName, GroupName, StripedName
+from openclaw_tasks.checkpoint.paths import GroupName, StripedName
 from openclaw_tasks.checkpoint.run_documents import (
     ManifestCopies,
+    Manifests,
     base_name,
     check_code,
     floor_of,
@@ -33,6 +34,7 @@ from openclaw_tasks.checkpoint.survey import (
     seen_of,
     survey,
 )
+from openclaw_tasks.errors import DataLossError, NotDurableError, StoreError
 
 DEEP_BYTES = 256 << 20
 
@@ -78,7 +80,7 @@ class _Reading:
     floor: int
     holders: Sequence[Holder]
     tail: Sequence[GroupName]
-    versions: Mapping[BaseName, Sequence[ManifestCopies]]
+    manifests: Manifests
     payloads: dict[StripedName, Payload]
 
     @property
@@ -89,7 +91,7 @@ class _Reading:
     def byte_count(self) -> int:
         """Of all stripes, as far as headers and manifests tell."""
         headers = [self.payloads[name].header for name in self.tail]
-        manifests = [version.manifest for versions in self.versions.values() for version in versions]
+        manifests = [copy.manifest for copies in self.manifests.versions.values() for copy in copies]
         payload_bytes = (
             sum(ref.size for ref in self.old)
             + sum(header.payload_bytes for header in headers if header is not None)
@@ -121,17 +123,31 @@ def read_history(
         if (name.epoch, name.writer) == (start.epoch, start.writer) and name.last > floor
     ]
     payloads = yield from inspect_headers(code, found, tail)
-    versions = yield from read_manifests(found, start, floor)
-    reading = _Reading(code, found, start, floor, holders, tail, versions, payloads)
+    manifests = yield from read_manifests(found, start, floor)
+    reading = _Reading(code, found, start, floor, holders, tail, manifests, payloads)
     names: list[StripedName] = [group_name(ref) for ref in reading.old]
-    names += [
-        name for some in versions.values() for version in some for name in object_names(version.manifest)
-    ]
+    for copies in manifests.versions.values():
+        names += [name for copy in copies for name in object_names(copy.manifest)]
     if reading.byte_count() <= deep_bytes:
         payloads.update((yield from inspect_deeply(code, found, [*tail, *names])))
     else:
         payloads.update({name: _seen_by_name(found, name) for name in names})
     return _assemble(reading)
+
+
+def read_newest_start(run: str, code: Code) -> Steps[Start | None]:
+    """The document of the newest start, without its log; None for a run that never started.
+
+    NotDurableError when too few targets answer; DataLossError when it is damaged everywhere; JobError when its
+    code is another one.
+    """
+    found = yield from survey(code.n, run)
+    start, stuck = yield from read_start(found)
+    if stuck is not None:
+        raise (DataLossError if stuck.is_lost else NotDurableError)(f"run {run!r}: {stuck.message}")
+    if start is not None:
+        check_code(start, code.n, code)
+    return start
 
 
 def group_name(ref: GroupRef) -> GroupName:
@@ -218,7 +234,7 @@ def _usable_bases(reading: _Reading) -> tuple[list[KnownBase], list[str]]:
     bases: list[KnownBase] = []
     notes: list[str] = []
     said_verified = {base_name(ref) for ref in reading.start.bases if ref.verified}
-    for name, versions in reading.versions.items():
+    for name, versions in reading.manifests.versions.items():
         verified = name in said_verified or (name, "verified") in reading.found.marks
         ref = BaseRef(epoch=name.epoch, writer=name.writer, step=name.step, verified=verified)
         complete: list[KnownBase] = []
@@ -280,21 +296,21 @@ def _no_base(reading: _Reading, bases: Sequence[KnownBase], end_step: int) -> St
     if any(base.ref.step <= end_step for base in bases) or not (end_step or reading.start.bases):
         return None
     k = reading.code.k
-    could_return = bool(reading.found.unknown) and any(
-        not versions
+    could_return = any(
+        name in reading.manifests.silent
         or any(
             all(len(payload.valid | payload.unknown) >= k for payload in _objects(reading, version))
             for version in versions
         )
-        for name, versions in reading.versions.items()
+        for name, versions in reading.manifests.versions.items()
         if name.step <= end_step
     )
-    steps = sorted(name.step for name in reading.versions)
+    steps = sorted(name.step for name in reading.manifests.versions)
     return Stuck(f"no base up to step {end_step} can be rebuilt (bases known: {steps})", not could_return)
 
 
 def _notes_by_target(reading: _Reading, groups: Iterable[Payload], bases: Iterable[KnownBase]) -> list[str]:
-    notes = [f"target {target}: {error}" for target, error in sorted(reading.found.problems.items())]
+    notes = [_named(target, error) for target, error in sorted(reading.found.problems.items())]
     payloads = [*groups, *(payload for base in bases for payload in base.objects)]
     for target in sorted(reading.found.answered):
         missing = sum(target not in payload.seen | payload.unknown for payload in payloads)
@@ -306,3 +322,9 @@ def _notes_by_target(reading: _Reading, groups: Iterable[Payload], bases: Iterab
                 f"{lacking} manifests missing"
             )
     return notes
+
+
+def _named(target: int, error: StoreError) -> str:
+    """The error, naming the target by its number (as the messages of absent targets do already)."""
+    text = str(error)
+    return text if text.startswith(f"target {target} ") else f"target {target}: {text}"

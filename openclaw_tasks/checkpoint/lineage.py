@@ -25,9 +25,9 @@ class JsonValue:
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec(JsonValue):
-    """A group that somebody is asked to put: steps `first`..`last`, the `attempt`-th try in its epoch.
+    """A group that somebody is asked to put: steps `first`..`last`, the `attempt`-th try.
 
-    `previous` is the payload digest of the group before it in the lineage ("" for the first).
+    `previous` is the payload digest of the group before it in the lineage ("" for the first); `redundancy` is m.
     """
 
     run: str
@@ -39,6 +39,7 @@ class GroupSpec(JsonValue):
     last: int
     previous: str
     codec: str
+    redundancy: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +59,14 @@ class GroupRef(JsonValue):
 
 @dataclass(frozen=True, slots=True)
 class BaseSpec(JsonValue):
-    """A base that somebody is asked to put: the whole state after step `step`."""
+    """A base that somebody is asked to put: the whole state after step `step`, the `attempt`-th try."""
 
     run: str
     epoch: int
     writer: str
     step: int
     attempt: int
+    redundancy: int
 
 
 @dataclass(frozen=True, slots=True)

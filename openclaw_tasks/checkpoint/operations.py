@@ -161,6 +161,4 @@ def require(what: str, acked: Iterable[int], needed: int, problems: Mapping[int,
     have = len(set(acked))
     if have < needed:
         why = "; ".join(f"target {target}: {error}" for target, error in sorted(problems.items()))
-        raise NotDurableError(
-            f"{what}: {have} targets acknowledged, {needed} are needed ({why or 'no errors'})"
-        )
+        raise NotDurableError(f"{what}: {have} targets acknowledged, {needed} are needed ({why or 'no errors'})")

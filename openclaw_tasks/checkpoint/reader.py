@@ -1,65 +1,280 @@
-"""Reading a run without claiming it: its history, bases and records, with up to m targets missing or damaged."""
+"""Reading a run without claiming it, with up to m targets missing or damaged: history, bases, records."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import secrets
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from openclaw_tasks.checkpoint.lineage import BaseRef, Lineage
+from openclaw_tasks.checkpoint import driver
+from openclaw_tasks.checkpoint.bases import fetch_object
+from openclaw_tasks.checkpoint.code import Code
+from openclaw_tasks.checkpoint.documents import BaseManifest, Pin, Start
+from openclaw_tasks.checkpoint.fetch import Fetched, fetch
+from openclaw_tasks.checkpoint.history import History, group_name, read_history
+from openclaw_tasks.checkpoint.holder import this_process
+from openclaw_tasks.checkpoint.lineage import BaseRef, GroupRef, Lineage
+from openclaw_tasks.checkpoint.pack import unpack_group
+from openclaw_tasks.checkpoint.paths import StartName
+from openclaw_tasks.checkpoint.pins import drop_pin, pin_history, put_pin
+from openclaw_tasks.checkpoint.run_documents import base_name, read_start_named
+from openclaw_tasks.checkpoint.start import refuse_if_stuck
+from openclaw_tasks.errors import DamagedError, DataLossError, NotDurableError
 
 if TYPE_CHECKING:
     from openclaw_tasks.exact.record import Record
     from openclaw_tasks.storage.targets import TargetSet
 
+PIN_RENEWAL_SECONDS = 10.0
+_LOOKS = 5
+_PAUSE_SECONDS = 0.3
+
 
 class RunReader:
     """A run as the targets show it when opened. Close it (or use `with`) to drop its pin.
 
-    Raises on opening: DataLossError (more is missing than redundancy covers, named), NotDurableError
-    (too few targets answer). `exists` is False when enough targets answer that the run is not there.
+    pin: keep retention from deleting what this reader may ask for, for as long as it is open.
+
+    Raises on opening: DataLossError (more is missing than redundancy covers, named), NotDurableError (too few
+    targets answer). `exists` is False when enough targets answer that the run is not there.
     """
 
-    run: str
-    exists: bool
-    warnings: list[str]
-
-    def __init__(self, targets: TargetSet, run: str, *, pin: bool = False) -> None:
-        raise NotImplementedError
+    def __init__(self, targets: TargetSet, run: str, *, pin: bool = False, purpose: str = "read") -> None:
+        self.run = run
+        self._targets = targets
+        self._history = self._look()
+        self.exists = self._history.start is not None
+        self._pin: _PinKeeper | None = None
+        if pin and self.exists:
+            self._pin = _PinKeeper(targets, self._code, self._new_pin(purpose))
+            self._history = self._look(self._pin.pin)
+        self.warnings = [self._with_url(note) for note in self._history.notes]
+        self._warned: set[int] = set()
+        self._passed_over: set[BaseRef] = set()
 
     @property
     def lineage(self) -> Lineage:
-        raise NotImplementedError
+        """The history; empty when the run does not exist."""
+        return self._history.lineage
 
     @property
     def last_step(self) -> int:
-        raise NotImplementedError
+        """The last durable step."""
+        return self._history.lineage.end_step
 
     @property
     def identity(self) -> Mapping[str, Any]:
         """The fixed identity of the last start."""
-        raise NotImplementedError
+        return self._history.lineage.identity
 
     @property
     def job(self) -> Mapping[str, Any]:
-        raise NotImplementedError
+        """The job of the last start, as resolved then."""
+        return self._history.lineage.job
 
     def choose_base(self, step: int | None = None) -> BaseRef:
-        """The newest base at or before `step` (default: the end) that is not quarantined. DataLossError if none."""
-        raise NotImplementedError
+        """The newest base at or before `step` (default: the end), quarantined and passed over ones left out.
 
-    def read_base(self, base: BaseRef, *, fewest: bool = False) -> tuple[dict[str, bytes], dict[str, Any], dict[str, Any]]:
-        """(objects, plain, manifest); `fewest`: from k stripes with as much parity among them as there is."""
-        raise NotImplementedError
+        Raises DataLossError if there is none.
+        """
+        limit = self.last_step if step is None else step
+        usable = [ref for ref in self.lineage.bases if ref.step <= limit and ref not in self._passed_over]
+        if not usable:
+            known = sorted(ref.step for ref in self.lineage.bases)
+            raise DataLossError(
+                f"run {self.run!r} has no base at or before step {limit} (its bases are of steps {known}); "
+                f"what lies before step {self.lineage.floor} is not kept"
+            )
+        return max(usable, key=lambda ref: (ref.step, ref.epoch))
+
+    def pass_over(self, base: BaseRef, reason: str) -> None:
+        """Do not offer `base` again: it failed in loading. The run's writer may quarantine it for everybody."""
+        self._passed_over.add(base)
+        self.warnings.append(f"{base_name(base).describe()} failed to load and is passed over: {reason}")
+
+    def read_base(
+        self, base: BaseRef, *, fewest: bool = False
+    ) -> tuple[dict[str, bytes], dict[str, Any], BaseManifest]:
+        """(objects, plain, manifest); `fewest`: from k stripes with as much parity among them as there is.
+
+        Raises DataLossError, DamagedError; NotDurableError when targets that do not answer would be needed.
+        """
+        manifest = self.manifest(base)
+        objects: dict[str, bytes] = {}
+        for entry in manifest.objects:
+            steps = fetch_object(self._code, manifest, entry, self._order(fewest))
+            objects[entry.name] = driver.run(steps, self._targets)
+        return objects, dict(manifest.plain), manifest
+
+    def manifest(self, base: BaseRef) -> BaseManifest:
+        """What the base's writer said of it. Raises DataLossError for a base that is not in the lineage."""
+        for known in self._history.bases:
+            if base_name(known.ref) == base_name(base):
+                return known.manifest
+        raise DataLossError(f"run {self.run!r}: {base_name(base).describe()} is not in its history")
+
+    def identity_at(self, epoch: int, writer: str) -> Mapping[str, Any]:
+        """The fixed identity of an earlier start; {} if its document is not there any more."""
+        start: Start | None = driver.run(
+            read_start_named(self.run, self._code, StartName(epoch, writer)), self._targets
+        )
+        return start.identity if start is not None else {}
 
     def records(self, first: int, last: int, *, fewest: bool = False) -> Iterator[Record]:
-        """Parsed records of steps first..last in order. DataLossError names the steps and group missing."""
-        raise NotImplementedError
+        """Parsed records of steps first..last in order; the next group is read while one is used.
+
+        Raises DataLossError and DamagedError naming the steps and group; NotDurableError as `read_base`.
+        """
+        wanted = self._groups_of(first, last)
+        order = self._order(fewest)
+        with ThreadPoolExecutor(1, "read-group") as pool:
+            ahead: list[Future[list[Record]]] = [pool.submit(self._read_group, ref, order) for ref, _ in wanted[:1]]
+            for number, (_, until) in enumerate(wanted):
+                records = ahead.pop().result()
+                if number + 1 < len(wanted):
+                    ahead.append(pool.submit(self._read_group, wanted[number + 1][0], order))
+                yield from (record for record in records if first <= record.step <= min(until, last))
 
     def close(self) -> None:
-        raise NotImplementedError
+        """Drop the pin."""
+        if self._pin is not None:
+            self._pin.close()
+            self._pin = None
 
     def __enter__(self) -> RunReader:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def _code(self) -> Code:
+        return self._history.code
+
+    def _look(self, pin: Pin | None = None) -> History:
+        """Read the history. Without a claim it may change meanwhile and look torn: then look again."""
+        num_targets = len(self._targets.urls)
+        for look in range(_LOOKS):
+            steps = (
+                read_history(self.run, num_targets, deep_bytes=0)
+                if pin is None
+                else pin_history(self._code, pin, deep_bytes=0)
+            )
+            try:
+                history = driver.run(steps, self._targets)
+            except NotDurableError as error:
+                raise self._too_few(error) from error
+            if history.stuck is None:
+                return history
+            if look < _LOOKS - 1:
+                time.sleep(_PAUSE_SECONDS)
+        refuse_if_stuck(history)
+        return history
+
+    def _too_few(self, error: NotDurableError) -> Exception:
+        """Targets that were absent already when opened are gone, not slow."""
+        gone = len(self._targets.problems)
+        if len(self._targets.urls) - gone >= Code(len(self._targets.urls), 0).read_quorum:
+            return error
+        problems = "; ".join(problem for _, problem in sorted(self._targets.problems.items()))
+        return DataLossError(
+            f"run {self.run!r}: {gone} of {len(self._targets.urls)} targets are missing, which is more than any "
+            f"redundancy covers: {problems}"
+        )
+
+    def _new_pin(self, purpose: str) -> Pin:
+        return Pin(
+            run=self.run,
+            id=secrets.token_hex(8),
+            counter=0,
+            bases=self.lineage.bases,
+            first=self.lineage.floor + 1,
+            purpose=purpose,
+            process=this_process(),
+        )
+
+    def _groups_of(self, first: int, last: int) -> list[tuple[GroupRef, int]]:
+        """The groups of steps first..last, each with the last of its steps that counts."""
+        groups = self.lineage.groups
+        found: list[tuple[GroupRef, int]] = []
+        for number, ref in enumerate(groups):
+            until = groups[number + 1].first - 1 if number + 1 < len(groups) else self.last_step
+            if ref.first <= last and min(until, ref.last) >= first:
+                found.append((ref, min(until, ref.last)))
+        if first <= last and (not found or found[0][0].first > first or found[-1][1] < last):
+            raise DataLossError(
+                f"run {self.run!r}: records of steps {first} to {last} are not all kept; there are those from step "
+                f"{self.lineage.floor + 1} to {self.last_step}"
+            )
+        return found
+
+    def _read_group(self, ref: GroupRef, order: Sequence[int]) -> list[Record]:
+        """All records of a group, with every digest on the way checked."""
+        from openclaw_tasks.exact.record import Record
+
+        name = group_name(ref)
+        fetched = driver.run(fetch(self._code, self.run, name, ref.digest, order), self._targets)
+        self._note_bad(name.describe(), fetched)
+        previous = fetched.rebuilt.header.identity.previous_digest or ""
+        if previous != ref.previous:
+            raise DamagedError(f"run {self.run!r}: {name.describe()} follows another group than the history says")
+        records: list[Record] = []
+        for step, data in zip(range(ref.first, ref.last + 1), unpack_group(fetched.rebuilt.payload), strict=True):
+            try:
+                record = Record.parse(data)
+            except DamagedError as error:
+                raise DamagedError(f"run {self.run!r}: step {step} in {name.describe()}: {error}") from error
+            if record.step != step:
+                raise DamagedError(f"run {self.run!r}: {name.describe()} holds step {record.step} in place of {step}")
+            records.append(record)
+        return records
+
+    def _note_bad(self, what: str, fetched: Fetched) -> None:
+        """A line for each target that failed us, once."""
+        for target, problem in sorted(fetched.rebuilt.bad.items()):
+            if target not in self._warned:
+                self._warned.add(target)
+                self.warnings.append(self._with_url(f"target {target}: {what}: {problem}"))
+
+    def _order(self, fewest: bool) -> list[int]:
+        """Targets in the order to ask: data stripes first, or parity first; absent ones last."""
+        absent = set(self._targets.problems)
+        order = sorted(range(self._code.n), reverse=fewest)
+        return [target for target in order if target not in absent] + sorted(absent)
+
+    def _with_url(self, note: str) -> str:
+        for index, url in enumerate(self._targets.urls):
+            if note.startswith(f"target {index}: ") and url not in note:
+                return note.replace(f"target {index}: ", f"target {index} ({url}): ", 1)
+        return note
+
+
+class _PinKeeper:
+    """Renews a pin in a thread, so that retention sees that its reader lives."""
+
+    def __init__(self, targets: TargetSet, code: Code, pin: Pin) -> None:
+        self.pin = pin
+        self._targets = targets
+        self._code = code
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._renew, name="pin", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop renewing and remove the pin."""
+        self._ending.set()
+        self._thread.join()
+        driver.run(drop_pin(self._code, self.pin), self._targets, may_skip=self._code.n)
+
+    def _renew(self) -> None:
+        counter = 0
+        while not self._ending.wait(PIN_RENEWAL_SECONDS):
+            counter += 1
+            renewed = self.pin.model_copy(update={"counter": counter})
+            try:
+                driver.run(put_pin(self._code, renewed), self._targets, may_skip=self._code.m)
+            except NotDurableError:
+                continue  # too few targets for now: the next renewal may reach them

@@ -6,6 +6,7 @@ A copy that does not match its digest is passed over for another target's.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from openclaw_tasks.checkpoint import paths
@@ -14,9 +15,9 @@ from openclaw_tasks.checkpoint.code import Code
 from openclaw_tasks.checkpoint.documents import BaseManifest, Holder, Start
 from openclaw_tasks.checkpoint.lineage import BaseRef
 from openclaw_tasks.checkpoint.operations import Steps, read_all
-from openclaw_tasks.checkpoint.paths import BaseName, ObjectName
+from openclaw_tasks.checkpoint.paths import BaseName, ObjectName, StartName
 from openclaw_tasks.checkpoint.survey import Survey
-from openclaw_tasks.errors import DamagedError, JobError, StoreError
+from openclaw_tasks.errors import DamagedError, JobError, NotFoundError, StoreError
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +58,7 @@ def read_start(found: Survey) -> Steps[tuple[Start | None, Stuck | None]]:
             except DamagedError:
                 continue
         if len(found.starts[name] | silent) >= majority:
-            message = (
-                f"{key} cannot be read: damaged or without answer on targets {sorted(found.starts[name])}"
-            )
+            message = f"{key} cannot be read: damaged or without answer on targets {sorted(found.starts[name])}"
             return None, Stuck(message, is_lost=not silent)
     return None, None
 
@@ -76,18 +75,27 @@ def check_code(start: Start, num_targets: int, wanted: Code | None) -> Code:
     return code
 
 
-def read_manifests(found: Survey, start: Start, floor: int) -> Steps[dict[BaseName, list[ManifestCopies]]]:
-    """All versions of the manifests of the lineage's bases from the floor on, quarantined ones left out."""
+@dataclass(frozen=True, slots=True)
+class Manifests:
+    """What was found of the bases' manifests."""
+
+    versions: Mapping[BaseName, Sequence[ManifestCopies]]
+    """Whole ones, by base; empty where none could be read."""
+    silent: frozenset[BaseName]
+    """Bases of which a manifest may stand on a target that did not answer."""
+
+
+def read_manifests(found: Survey, start: Start, floor: int) -> Steps[Manifests]:
+    """All manifests of the lineage's bases from the floor on, quarantined bases left out."""
     own = (name for name in found.manifests if (name.epoch, name.writer) == (start.epoch, start.writer))
     names = sorted({*(base_name(ref) for ref in start.bases), *own})
     names = [name for name in names if name.step >= floor and (name, "quarantined") not in found.marks]
     places = [
-        (target, name.manifest_key(found.run))
-        for name in names
-        for target in sorted(found.manifests.get(name, ()))
+        (target, name.manifest_key(found.run)) for name in names for target in sorted(found.manifests.get(name, ()))
     ]
     answers = yield from read_all(places)
     versions: dict[BaseName, list[ManifestCopies]] = {}
+    silent = set(names) if found.unknown else set()
     for name in names:
         key = name.manifest_key(found.run)
         copies: defaultdict[bytes, set[int]] = defaultdict(set)
@@ -95,13 +103,15 @@ def read_manifests(found: Survey, start: Start, floor: int) -> Steps[dict[BaseNa
             answer = answers[target, key]
             if not isinstance(answer, StoreError):
                 copies[answer].add(target)
+            elif not isinstance(answer, NotFoundError):
+                silent.add(name)
         versions[name] = []
         for data, targets in copies.items():
             try:
                 versions[name].append(ManifestCopies(BaseManifest.parse(data, key), frozenset(targets)))
             except DamagedError:
                 continue
-    return versions
+    return Manifests(versions, frozenset(silent))
 
 
 def floor_of(found: Survey, start: Start) -> int:
@@ -115,3 +125,16 @@ def base_name(ref: BaseRef) -> BaseName:
 
 def object_names(manifest: BaseManifest) -> list[ObjectName]:
     return [manifest.object_name(entry) for entry in manifest.objects]
+
+
+def read_start_named(run: str, code: Code, name: StartName) -> Steps[Start | None]:
+    """One start's document; None if no target that answers has it whole."""
+    key = name.key(run)
+    answers = yield from read_all([(target, key) for target in range(code.n)])
+    for answer in answers.values():
+        if not isinstance(answer, StoreError):
+            try:
+                return Start.parse(answer, key)
+            except DamagedError:
+                continue
+    return None

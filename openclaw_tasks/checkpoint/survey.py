@@ -136,9 +136,7 @@ def index_keys(
     )
 
 
-def inspect_headers(
-    code: Code, found: Survey, names: Sequence[StripedName]
-) -> Steps[dict[StripedName, Payload]]:
+def inspect_headers(code: Code, found: Survey, names: Sequence[StripedName]) -> Steps[dict[StripedName, Payload]]:
     """One whole stripe's header of each payload; all stripes seen count as valid."""
     headers: dict[StripedName, StripeHeader] = {}
     left = {name: sorted(seen_of(found, name)) for name in names}
@@ -156,18 +154,14 @@ def inspect_headers(
     }
 
 
-def inspect_deeply(
-    code: Code, found: Survey, names: Sequence[StripedName]
-) -> Steps[dict[StripedName, Payload]]:
+def inspect_deeply(code: Code, found: Survey, names: Sequence[StripedName]) -> Steps[dict[StripedName, Payload]]:
     """Read every stripe seen; valid are those that belong to the payload most of them are part of."""
     payloads: dict[StripedName, Payload] = {}
     for batch in _batches(names, _PAYLOADS_IN_ONE_BATCH):
         places = [(target, name.key(found.run, target)) for name in batch for target in seen_of(found, name)]
         answers = yield from read_all(places)
         for name in batch:
-            stripes = {
-                target: answers[target, name.key(found.run, target)] for target in seen_of(found, name)
-            }
+            stripes = {target: answers[target, name.key(found.run, target)] for target in seen_of(found, name)}
             payloads[name] = _judge(code, found, name, stripes)
     return payloads
 
@@ -179,9 +173,7 @@ def seen_of(found: Survey, name: StripedName) -> frozenset[int]:
     return found.objects.get(name, frozenset())
 
 
-def _judge(
-    code: Code, found: Survey, name: StripedName, stripes: Mapping[int, bytes | StoreError]
-) -> Payload:
+def _judge(code: Code, found: Survey, name: StripedName, stripes: Mapping[int, bytes | StoreError]) -> Payload:
     versions: defaultdict[StripeHeader, set[int]] = defaultdict(set)
     gone: set[int] = set()
     unknown: set[int] = set(found.unknown)

@@ -48,6 +48,7 @@ def claim_run(
     writer = RunWriter.start(
         targets,
         job.run,
+        redundancy=job.store.redundancy,
         identity=identity,
         job=job.document(),
         check_identity=check,

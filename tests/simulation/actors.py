@@ -1,0 +1,450 @@
+"""Writers, putters and readers: the product's generators, put together the way processes do.
+
+`Rules` names what a variant leaves out; every rule is left out here, by answering or composing differently, never by
+a switch in the product.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from oracle import Contents, Oracle
+from world import RUN, Violation, World
+
+from openclaw_tasks.checkpoint import paths
+from openclaw_tasks.checkpoint.commit import StripedObject, commit_base, commit_group, commit_note
+from openclaw_tasks.checkpoint.documents import BaseManifest, BaseNote, BaseObject, Pin, Process
+from openclaw_tasks.checkpoint.fetch import fetch
+from openclaw_tasks.checkpoint.history import History, group_name, read_history
+from openclaw_tasks.checkpoint.lineage import BaseRef, GroupRef, Lineage
+from openclaw_tasks.checkpoint.operations import (
+    Answer,
+    Create,
+    List,
+    Operation,
+    Pause,
+    Replace,
+    Steps,
+    create_everywhere,
+)
+from openclaw_tasks.checkpoint.paths import BaseName, GroupName, ObjectName
+from openclaw_tasks.checkpoint.pins import drop_pin, pin_history
+from openclaw_tasks.checkpoint.repair import repair
+from openclaw_tasks.checkpoint.retention import choose_floor, retain
+from openclaw_tasks.checkpoint.start import Rollback, Starter, claim_epoch, start_epoch
+from openclaw_tasks.checkpoint.stripes import StripeIdentity, build_stripes
+from openclaw_tasks.errors import DataLossError, FencedError, JobError, NotDurableError
+
+RULES = (
+    "fence check",
+    "claim before read",
+    "repair",
+    "torn tail",
+    "parts before manifest",
+    "pins and claims before deletes",
+    "degraded mark",
+    "announced floor",
+)
+PROCESS = Process(host="h", boot="b", pid=1, started=1)
+T = TypeVar("T")
+Rewrite = Callable[[Operation], Operation | None]
+"""What is done in place of an operation; None: nothing, and it is answered by None."""
+
+
+def rewritten(
+    steps: Steps[T], rewrite: Rewrite, answer: Callable[[Operation, Answer], Answer] = lambda _, a: a
+) -> Steps[T]:
+    """`steps`, with operations left out and answers changed on the way."""
+    try:
+        batch = next(steps)
+        while True:
+            passed = [operation for operation in batch if rewrite(operation) is not None]
+            answers = iter((yield passed) if passed else ())
+            seen = [answer(operation, next(answers)) if rewrite(operation) is not None else None for operation in batch]
+            batch = steps.send(seen)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+def blind_to_claims(steps: Steps[T], epoch: int) -> Steps[T]:
+    def filtered(operation: Operation, answer: Answer) -> Answer:
+        if isinstance(operation, List) and isinstance(answer, list):
+            return [key for key in answer if (paths.parse_claim_key(RUN, key) or 0) <= epoch]
+        return answer
+
+    return rewritten(steps, lambda operation: operation, filtered)
+
+
+def blind_to_pins(steps: Steps[T]) -> Steps[T]:
+    def filtered(operation: Operation, answer: Answer) -> Answer:
+        if isinstance(operation, List) and isinstance(answer, list):
+            return [key for key in answer if paths.parse_pin_key(RUN, key) is None]
+        return answer
+
+    return rewritten(steps, lambda operation: operation, filtered)
+
+
+def without_writes(steps: Steps[T], *marks: str) -> Steps[T]:
+    """Creates and replaces of keys that contain one of `marks` do nothing."""
+
+    def rewrite(operation: Operation) -> Operation | None:
+        if isinstance(operation, Create | Replace) and any(mark in operation.key for mark in marks):
+            return None
+        return operation
+
+    return rewritten(steps, rewrite)
+
+
+@dataclass(slots=True)
+class Actor:
+    """A process: a generator and its open batch. Operations on one target keep their order; targets do not."""
+
+    steps: Steps[Any]
+    batch: Sequence[Operation] = ()
+    answers: list[Answer] = field(default_factory=list)
+    left: list[int] = field(default_factory=list)
+    is_started: bool = False
+    on_death: Callable[[], None] | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        return any(isinstance(operation, Pause) for operation in self.batch)
+
+    def advance(self, world: World) -> bool:
+        """Do one operation; False when the process has ended."""
+        if not self.is_started:
+            self.is_started = True
+            return self._send(None)
+        if self.left:
+            target = getattr(self.batch[world.rng.choice(self.left)], "target", None)
+            place = next(place for place in self.left if getattr(self.batch[place], "target", None) == target)
+            self.left.remove(place)
+            operation = self.batch[place]
+            self.answers[place] = None if isinstance(operation, Pause) else world.perform(operation)
+        return self._send(self.answers) if not self.left else True
+
+    def _send(self, answers: list[Answer] | None) -> bool:
+        try:
+            self.batch = next(self.steps) if answers is None else self.steps.send(answers)
+        except StopIteration:
+            return False
+        self.answers = [None] * len(self.batch)
+        self.left = list(range(len(self.batch)))
+        return True
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a putter reports: the group as stored, or that it failed."""
+
+    ref: GroupRef | None = None
+    is_done: bool = False
+    is_fenced: bool = False
+
+
+@dataclass(slots=True)
+class Cast:
+    """What all actors of a schedule share."""
+
+    world: World
+    oracle: Oracle
+    left_out: str | None
+    new_actors: list[Actor] = field(default_factory=list)
+    dead_pins: set[str] = field(default_factory=set)
+
+
+def put_group(cast: Cast, name: GroupName, previous: str, contents: Contents, outcome: Outcome) -> Steps[None]:
+    """A putter's life: one attempt at one group."""
+    code = cast.world.code
+    payload = repr(sorted(contents.items())).encode()
+    digest = hashlib.sha256(payload).hexdigest()
+    cast.oracle.payloads[digest] = contents
+    stripes = build_stripes(payload, code, StripeIdentity(RUN, name, "exact", previous or None))
+    steps = commit_group(code, RUN, name, stripes)
+    if cast.left_out == "fence check":
+        steps = blind_to_claims(steps, name.epoch)
+    if cast.left_out == "degraded mark":
+        steps = without_writes(steps, "degraded")
+    try:
+        yield from steps
+    except NotDurableError:
+        outcome.is_done = True
+        return
+    except FencedError:
+        outcome.is_done = outcome.is_fenced = True
+        return
+    outcome.ref = GroupRef(
+        epoch=name.epoch,
+        writer=name.writer,
+        seq=name.sequence,
+        attempt=name.attempt,
+        first=name.first,
+        last=name.last,
+        previous=previous,
+        digest=digest,
+        size=len(payload),
+    )
+    outcome.is_done = True
+
+
+def base_contents(lineage_steps: Contents, step: int) -> bytes:
+    """A state stands for all the records that led to it."""
+    steps = [lineage_steps[number] for number in sorted(lineage_steps) if number <= step]
+    return hashlib.sha256(repr(steps[-1:] + [step]).encode()).hexdigest().encode()
+
+
+class Writer:
+    """A flow process: starts, then commits groups and bases, verifies, repairs, retains, until it is tired."""
+
+    def __init__(self, cast: Cast, name: str) -> None:
+        self.cast = cast
+        self.name = name
+        self.attempts = 0
+        self.starter = Starter(
+            run=RUN,
+            code=cast.world.code,
+            writer=name,
+            process=PROCESS,
+            target_uuids=[f"u{i}" for i in range(cast.world.code.n)],
+            job={},
+            identity={},
+        )
+        self.epoch = 0
+        self.lineage = Lineage(epoch=0, writer="")
+
+    def live(self) -> Steps[None]:
+        rng = self.cast.world.rng
+        try:
+            for _ in range(3):
+                try:
+                    yield from self.begin()
+                    break
+                except NotDurableError:
+                    yield [Pause(1)]
+            else:
+                return
+            if not self.lineage.bases:
+                yield from self.put_base(0)
+            for _ in range(rng.randint(1, 9)):
+                action = rng.choices(
+                    (self.commit, self.snapshot, self.verify, self.delete_old, self.mend), (8, 3, 3, 2, 1)
+                )[0]
+                try:
+                    yield from action()
+                except NotDurableError:
+                    yield [Pause(1)]
+        except (FencedError, NotDurableError):
+            return
+
+    def begin(self) -> Steps[None]:
+        rng, oracle, code = self.cast.world.rng, self.cast.oracle, self.cast.world.code
+        deep = 0 if rng.random() < 0.3 else 1 << 30
+        early = None
+        if self.cast.left_out == "claim before read":
+            early = yield from read_history(RUN, code.n, code, deep_bytes=deep)
+        self.epoch = yield from claim_epoch(self.starter, jitter=lambda: 1.0)
+        history = early or (yield from read_history(RUN, code.n, code, deep_bytes=deep))
+        if self.cast.left_out == "torn tail":
+            history = replace(history, stuck=None)
+        rollback = None
+        steps = [base.ref.step for base in history.bases]
+        if rng.random() < 0.15 and steps and history.stuck is None and history.lineage.end_step > min(steps):
+            rollback = Rollback(rng.randint(min(steps), history.lineage.end_step - 1), (10**6 + self.epoch,))
+            oracle.on_rollback(self.epoch, rollback.end_step)
+        steps_ = start_epoch(self.starter, self.epoch, history, rollback)
+        if self.cast.left_out == "repair":
+            steps_ = without_writes(steps_, "/log/", "/base/")
+        try:
+            start, adopted = yield from steps_
+        except DataLossError as error:
+            oracle.check_loss(str(error))
+            raise NotDurableError("given up") from error
+        except JobError:
+            assert rollback is not None
+            raise NotDurableError("given up") from None
+        oracle.on_started(start, adopted)
+        self.lineage = replace(adopted.lineage, epoch=start.epoch, writer=start.writer)
+
+    def commit(self) -> Steps[None]:
+        """One group, by one putter after the other until one reports it durable."""
+        rng = self.cast.world.rng
+        groups = self.lineage.groups
+        sequence = groups[-1].seq + 1 if groups else 1
+        previous = groups[-1].digest if groups else ""
+        first = self.lineage.end_step + 1
+        for _ in range(4):
+            last = first + rng.randint(0, 2)  # a fresh gang may cut elsewhere
+            contents = {step: f"{self.epoch}-{self.name}:{step}" for step in range(first, last + 1)}
+            self.attempts += 1
+            name = GroupName(self.epoch, self.name, sequence, first, last, self.attempts)
+            outcome = Outcome()
+            self.cast.new_actors.append(Actor(put_group(self.cast, name, previous, contents, outcome)))
+            patience = rng.choice((60, 400, 10**6))
+            while not outcome.is_done and patience > 0:
+                patience -= 1
+                yield [Pause(1)]
+                if rng.random() < 0.002:
+                    break
+            if outcome.is_fenced:
+                raise FencedError("a putter saw a newer epoch")
+            if outcome.ref is not None:
+                self.cast.oracle.on_acknowledged(outcome.ref)
+                self.lineage = replace(self.lineage, groups=(*groups, outcome.ref), end_step=outcome.ref.last)
+                return
+
+    def snapshot(self) -> Steps[None]:
+        yield from self.put_base(self.lineage.end_step)
+
+    def put_base(self, step: int) -> Steps[None]:
+        code, rng = self.cast.world.code, self.cast.world.rng
+        name = BaseName(step, self.epoch, self.name)
+        objects: list[StripedObject] = []
+        entries: list[BaseObject] = []
+        for label in ("params", "optimizer")[: rng.randint(1, 2)]:
+            self.attempts += 1
+            payload = f"{label}:{step}".encode() * 3
+            digest = hashlib.sha256(payload).hexdigest()
+            item = ObjectName(name, label, self.attempts)
+            objects.append(StripedObject(item, build_stripes(payload, code, StripeIdentity(RUN, item, None, None))))
+            entries.append(
+                BaseObject(
+                    name=label,
+                    attempt=self.attempts,
+                    object_bytes=len(payload),
+                    object_digest=digest,
+                    payload_bytes=len(payload),
+                    payload_digest=digest,
+                )
+            )
+        manifest = BaseManifest(
+            run=RUN,
+            step=step,
+            epoch=self.epoch,
+            writer=self.name,
+            n=code.n,
+            m=code.m,
+            applied=step,
+            objects=tuple(entries),
+            plain={},
+            weights_digest="w",
+            state_digest="s",
+        )
+        if self.cast.left_out == "parts before manifest":
+            yield from create_everywhere(code, manifest.key, manifest.to_bytes())
+        steps = commit_base(code, manifest, objects)
+        if self.cast.left_out == "fence check":
+            steps = blind_to_claims(steps, self.epoch)
+        yield from steps
+        self.cast.oracle.acknowledged_bases += 1
+        others = [ref for ref in self.lineage.bases if ref.step != step]
+        own = BaseRef(epoch=self.epoch, writer=self.name, step=step)
+        self.lineage = replace(self.lineage, bases=(*others, own))
+
+    def verify(self) -> Steps[None]:
+        waiting = [ref for ref in self.lineage.bases if not ref.verified and ref.step <= self.lineage.end_step]
+        if not waiting:
+            return
+        ref = self.cast.world.rng.choice(waiting)
+        note = BaseNote(run=RUN, step=ref.step, epoch=ref.epoch, writer=ref.writer, mark="verified", facts={})
+        yield from commit_note(self.cast.world.code, self.epoch, note)
+        bases = tuple(replace(base, verified=True) if base == ref else base for base in self.lineage.bases)
+        self.lineage = replace(self.lineage, bases=bases)
+
+    def delete_old(self) -> Steps[None]:
+        floor = choose_floor(self.lineage.bases, self.lineage.end_step)
+        if floor is None or floor <= self.lineage.floor:
+            return
+        oracle, left_out = self.cast.oracle, self.cast.left_out
+        steps = retain(
+            self.cast.world.code,
+            RUN,
+            self.epoch,
+            self.name,
+            floor,
+            expired=frozenset(self.cast.dead_pins),
+            grace_seconds=1.0,
+        )
+        if left_out == "pins and claims before deletes":
+            steps = blind_to_pins(blind_to_claims(steps, self.epoch))
+        if left_out == "announced floor":
+            steps = without_writes(steps, "/floor/")
+        oracle.floors[self.epoch, self.name] = floor
+        yield from steps
+        self.lineage = replace(
+            self.lineage,
+            floor=floor,
+            bases=tuple(ref for ref in self.lineage.bases if ref.step >= floor),
+            groups=tuple(ref for ref in self.lineage.groups if ref.last > floor) or self.lineage.groups[-1:],
+        )
+
+    def mend(self) -> Steps[None]:
+        """Repair while running: what a target that was away lacks."""
+        code = self.cast.world.code
+        history = yield from read_history(RUN, code.n, code)
+        if history.stuck is None and history.lineage.epoch == self.epoch:
+            yield from repair(history)
+
+
+class Reader:
+    """Reads a run without a claim, with or without a pin."""
+
+    def __init__(self, cast: Cast, name: str) -> None:
+        self.cast = cast
+        self.name = name
+
+    def live(self) -> Steps[None]:
+        code, oracle = self.cast.world.code, self.cast.oracle
+        pin = Pin(run=RUN, id=self.name, counter=0, bases=(), first=0, purpose="", process=PROCESS)
+        try:
+            first_look = yield from read_history(RUN, code.n, code, deep_bytes=0)
+            pin = replace_pin(pin, first_look)
+            promised = dict(oracle.promised)
+            cuts = len(oracle.cuts)
+            history = yield from pin_history(code, pin, deep_bytes=0)
+        except NotDurableError:
+            self.cast.dead_pins.add(self.name)
+            return
+        if history.start is None or history.stuck is not None:
+            # Without a claim the listing is not of one moment, so this may pass: a reader looks again.
+            self.cast.dead_pins.add(self.name)
+            return
+        if len(oracle.cuts) == cuts:
+            oracle.check_lineage(history.lineage, promised, f"reader {self.name}")
+        oracle.pinned[self.name] = history.lineage.floor + 1
+        oracle.readings += 1
+        try:
+            yield from read_everything(self.cast, history)
+        except NotDurableError:
+            pass
+        except DataLossError as error:
+            oracle.check_loss(str(error))
+        oracle.pinned.pop(self.name, None)
+        self.cast.dead_pins.add(self.name)
+        yield from drop_pin(code, pin)
+
+    def die(self) -> None:
+        self.cast.oracle.pinned.pop(self.name, None)
+        self.cast.dead_pins.add(self.name)
+
+
+def replace_pin(pin: Pin, history: History) -> Pin:
+    return Pin(**{**pin.model_dump(), "process": pin.process, "first": history.lineage.floor + 1})
+
+
+def read_everything(cast: Cast, history: History) -> Steps[None]:
+    """All bases and groups of the history, each compared with what was put."""
+    code = cast.world.code
+    for base in history.bases:
+        for entry in base.manifest.objects:
+            fetched = yield from fetch(code, RUN, base.manifest.object_name(entry), entry.payload_digest, range(code.n))
+            if fetched.rebuilt.payload != f"{entry.name}:{base.ref.step}".encode() * 3:
+                raise Violation(f"{base.manifest.key}: other bytes")
+    for ref in history.lineage.groups:
+        if ref.last <= history.lineage.floor:
+            continue
+        fetched = yield from fetch(code, RUN, group_name(ref), ref.digest, range(code.n))
+        if fetched.rebuilt.payload != repr(sorted(cast.oracle.payloads[ref.digest].items())).encode():
+            raise Violation(f"{ref}: other bytes")
