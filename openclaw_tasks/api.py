@@ -58,6 +58,7 @@ def train(
     with join_server(home(), wait_ready=False) as server, _prefect_settings(server.environment()):
         from flows.train import train as flow
         from openclaw_tasks.gang.session import offer_events
+        from openclaw_tasks.steps.drain import send_what_waits
 
         server.wait_ready()
         events = EventLog(job.run)
@@ -67,6 +68,8 @@ def train(
                 document = flow(job, [fault.text() for fault in checked], accept_new_data)
         finally:
             runner.close()
+            events.close()
+            send_what_waits()
     return Report.from_json(json.dumps(document))
 
 

@@ -13,7 +13,7 @@ from openclaw_tasks.checkpoint.chain import Attempt, Link, Stuck, follow
 from openclaw_tasks.checkpoint.code import Code
 from openclaw_tasks.checkpoint.documents import BaseManifest, Holder, Start
 from openclaw_tasks.checkpoint.lineage import BaseRef, GroupRef, Lineage
-from openclaw_tasks.checkpoint.operations import Steps
+from openclaw_tasks.checkpoint.operations import Steps, name_problem
 from openclaw_tasks.checkpoint.paths import GroupName, StripedName
 from openclaw_tasks.checkpoint.run_documents import (
     ManifestCopies,
@@ -34,7 +34,7 @@ from openclaw_tasks.checkpoint.survey import (
     seen_of,
     survey,
 )
-from openclaw_tasks.errors import DataLossError, NotDurableError, StoreError
+from openclaw_tasks.errors import DataLossError, NotDurableError
 
 DEEP_BYTES = 256 << 20
 
@@ -310,7 +310,7 @@ def _no_base(reading: _Reading, bases: Sequence[KnownBase], end_step: int) -> St
 
 
 def _notes_by_target(reading: _Reading, groups: Iterable[Payload], bases: Iterable[KnownBase]) -> list[str]:
-    notes = [_named(target, error) for target, error in sorted(reading.found.problems.items())]
+    notes = [name_problem(target, error) for target, error in sorted(reading.found.problems.items())]
     payloads = [*groups, *(payload for base in bases for payload in base.objects)]
     for target in sorted(reading.found.answered):
         missing = sum(target not in payload.seen | payload.unknown for payload in payloads)
@@ -322,9 +322,3 @@ def _notes_by_target(reading: _Reading, groups: Iterable[Payload], bases: Iterab
                 f"{lacking} manifests missing"
             )
     return notes
-
-
-def _named(target: int, error: StoreError) -> str:
-    """The error, naming the target by its number (as the messages of absent targets do already)."""
-    text = str(error)
-    return text if text.startswith(f"target {target} ") else f"target {target}: {text}"

@@ -160,5 +160,11 @@ def require(what: str, acked: Iterable[int], needed: int, problems: Mapping[int,
     """NotDurableError, saying what each target answered, unless `needed` targets acknowledged `what`."""
     have = len(set(acked))
     if have < needed:
-        why = "; ".join(f"target {target}: {error}" for target, error in sorted(problems.items()))
+        why = "; ".join(name_problem(target, error) for target, error in sorted(problems.items()))
         raise NotDurableError(f"{what}: {have} targets acknowledged, {needed} are needed ({why or 'no errors'})")
+
+
+def name_problem(target: int, error: StoreError) -> str:
+    """The error, naming the target by its number (as the messages of absent targets do already)."""
+    text = str(error)
+    return text if text.startswith(f"target {target} ") else f"target {target}: {text}"

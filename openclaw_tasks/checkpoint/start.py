@@ -13,9 +13,16 @@ from openclaw_tasks.checkpoint import paths
 from openclaw_tasks.checkpoint.code import Code
 from openclaw_tasks.checkpoint.commit import check_fence, highest_claim
 from openclaw_tasks.checkpoint.documents import Claim, Process, Start
-from openclaw_tasks.checkpoint.history import DEEP_BYTES, History, groups_beyond, read_history
+from openclaw_tasks.checkpoint.history import History, groups_beyond
 from openclaw_tasks.checkpoint.lineage import Lineage
-from openclaw_tasks.checkpoint.operations import Pause, Steps, create_everywhere, list_everywhere, require
+from openclaw_tasks.checkpoint.operations import (
+    Pause,
+    Steps,
+    create_everywhere,
+    list_everywhere,
+    name_problem,
+    require,
+)
 from openclaw_tasks.checkpoint.repair import repair
 from openclaw_tasks.errors import DataLossError, JobError, NotDurableError
 
@@ -42,23 +49,6 @@ class Rollback:
 
     end_step: int
     skip: Sequence[int] = ()
-
-
-def begin_epoch(
-    starter: Starter,
-    *,
-    jitter: Callable[[], float],
-    rollback: Rollback | None = None,
-    deep_bytes: int = DEEP_BYTES,
-) -> Steps[tuple[Start, History]]:
-    """The whole start; its document and the repaired history (as it was found).
-
-    Raises NotDurableError (too few targets, or something that may have been acknowledged must be waited for),
-    DataLossError, FencedError (overtaken meanwhile).
-    """
-    epoch = yield from claim_epoch(starter, jitter=jitter)
-    history = yield from read_history(starter.run, starter.code.n, starter.code, deep_bytes=deep_bytes)
-    return (yield from start_epoch(starter, epoch, history, rollback))
 
 
 def claim_epoch(starter: Starter, *, jitter: Callable[[], float]) -> Steps[int]:
@@ -104,7 +94,7 @@ def refuse_if_stuck(history: History) -> None:
         raise DataLossError(
             f"run {run!r}: {history.stuck.message}; more is gone than {history.code.m} targets can replace"
         )
-    silent = "; ".join(f"target {target}: {error}" for target, error in sorted(history.survey.problems.items()))
+    silent = "; ".join(name_problem(target, error) for target, error in sorted(history.survey.problems.items()))
     raise NotDurableError(f"run {run!r}: {history.stuck.message}; waiting for targets to answer ({silent})")
 
 

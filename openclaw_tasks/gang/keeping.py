@@ -50,7 +50,8 @@ class Keeping:
 
     def hurry(self, through: int | None = None) -> None:
         """Put what is final (up to `through`) without waiting for a full group."""
-        self._ledger.urgent_through = max(self._ledger.urgent_through, through or 2**62)
+        everything = 2**62
+        self._ledger.urgent_through = max(self._ledger.urgent_through, everything if through is None else through)
 
     def tell_when_settled(self) -> None:
         """Note on the board when no final record waits any more."""

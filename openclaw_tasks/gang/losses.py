@@ -31,6 +31,7 @@ class LossWatch:
 
     def __init__(self) -> None:
         self._open: list[Loss] = []
+        self._answered = 0  # how many of them, the oldest, the newest formation answers
         self._reports: dict[int, Regained] = {}
         self._generation = 0
         self._members: frozenset[int] = frozenset()
@@ -51,7 +52,7 @@ class LossWatch:
 
     def formed(self, generation: int, members: frozenset[int]) -> None:
         """A new formation: its members' reports count, those of older ones do not."""
-        self._generation, self._members = generation, members
+        self._generation, self._members, self._answered = generation, members, len(self._open)
         self._reports = {}
 
     def meshed(self, step: int) -> None:
@@ -62,16 +63,16 @@ class LossWatch:
 
     def regained(self, member: int, message: Mapping[str, Any]) -> list[dict[str, Any]]:
         """A survivor's report; the recoveries (as the report shows them) that it completes."""
-        if message["generation"] != self._generation or not self._open:
+        if message["generation"] != self._generation or not self._answered:
             return []
         self._reports[member] = Regained(message["computing_at"], message["done_at"], message["useful_seconds"])
         if not self._members <= self._reports.keys():
             return []
         last = max(self._reports.values(), key=lambda report: report.done_at)
         computing_at = max(report.computing_at for report in self._reports.values())
-        done = [self._recovery(loss, computing_at, last) for loss in self._open]
-        self._open.clear()
-        self._steps_lost = 0
+        done = [self._recovery(loss, computing_at, last) for loss in self._open[: self._answered]]
+        del self._open[: self._answered]
+        self._answered = self._steps_lost = 0
         return done
 
     def _recovery(self, loss: Loss, computing_at: float, last: Regained) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from openclaw_tasks.checkpoint.lineage import BaseSpec, GroupSpec
 from openclaw_tasks.checkpoint.writer import BaseResult, GroupResult, put_base, put_group
 from openclaw_tasks.errors import FencedError, OpenClawError
+from openclaw_tasks.exact.record import seal_record
 from openclaw_tasks.gang.wire import Frame
 from openclaw_tasks.storage.targets import open_targets
 from openclaw_tasks.training.base_copy import BaseCopy
@@ -81,6 +82,8 @@ class Putter:
         """Put records as the group that `spec` (a GroupSpec in JSON) names. They must stay valid until then."""
 
         def work() -> Outcome:
+            for record in records:
+                seal_record(record)
             opened = open_targets(targets[0], deadline_seconds=targets[1])
             return Outcome("group", spec, group=put_group(opened, GroupSpec.from_json(spec), records))
 

@@ -33,19 +33,24 @@ class HeldRecords:
         self._drop_empty()
 
     def span(self) -> tuple[int, int, int] | None:
-        """(first, last, bytes) of the longest run of steps held that ends at the newest final record."""
+        """(first, last, bytes) of the run of steps to put next; None without any final record.
+
+        That is the run after the durable step, if it is held. Later steps may be held too, with a gap between, when
+        one rank has died and another has joined since: they are told when their turn comes. Without the next step,
+        the run that ends at the newest record: others may still hold what lies between.
+        """
         index = self._index()
         if not index:
             return None
-        last = first = max(index)
-        size = len(index[last])
+        first = last = self.durable_step + 1 if self.durable_step + 1 in index else max(index)
         while first - 1 in index:
             first -= 1
-            size += len(index[first])
-        return first, last, size
+        while last + 1 in index:
+            last += 1
+        return first, last, sum(len(index[step]) for step in range(first, last + 1))
 
     def records(self, first: int, last: int) -> Sequence[memoryview]:
-        """The records of steps first..last, valid until they are durable."""
+        """The records of steps first..last, all of which are held; valid until they are durable."""
         index = self._index()
         return [index[step] for step in range(first, last + 1)]
 

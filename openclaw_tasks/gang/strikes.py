@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -9,12 +10,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import unquote, urlsplit
 
 from openclaw_tasks.config.faults import Fault
+from openclaw_tasks.storage.file_store import SCHEME
 
 T = TypeVar("T")
 
+_DELETE_TRIES = 5
 _ON_ITSELF = ("kill-rank", "stop-rank")
 
 
@@ -47,13 +49,18 @@ class Strikes:
         """Steps in which every rank waits until something has been struck from here."""
         return sorted({fault.step for fault in self._pending if fault.kind not in _ON_ITSELF})
 
-    def struck_itself(self, member: int) -> Fault | None:
-        """A rank died or froze by its own hand: which fault that was."""
-        for fault in self._pending:
-            if fault.kind in _ON_ITSELF and self._target(self._members, fault) == member:
-                self._pending.remove(fault)
-                return fault
-        return None
+    def struck_itself(self, member: int, step: int | None = None) -> Fault | None:
+        """A rank died or froze by its own hand in `step`: which fault that was; without a step the earliest of its."""
+        meant = [
+            fault
+            for fault in self._pending
+            if fault.kind in _ON_ITSELF and self._target(self._members, fault) == member
+        ]
+        if not meant:
+            return None
+        struck = min(meant, key=lambda fault: (fault.step != step, fault.step))
+        self._pending.remove(struck)
+        return struck
 
     def strike(
         self,
@@ -69,7 +76,8 @@ class Strikes:
             if fault.kind == "kill-agent":
                 agent = self._target(self._agents, fault)
                 if agent is not None and agent in pids:
-                    os.kill(pids[agent], signal.SIGKILL)
+                    with contextlib.suppress(ProcessLookupError):  # it has died by itself just before
+                        os.kill(pids[agent], signal.SIGKILL)
             elif fault.kind == "delete-target":
                 assert fault.target is not None
                 _delete(_folder(targets[fault.target]))
@@ -86,12 +94,19 @@ class Strikes:
 
 
 def _folder(url: str) -> Path:
-    parts = urlsplit(url)
-    return Path(unquote(parts.netloc + parts.path))
+    return Path(url.removeprefix(SCHEME).removeprefix("localhost"))  # as FileStore reads it
 
 
 def _delete(folder: Path) -> None:
     """At once: a writer must not find half of it and make folders anew below."""
-    doomed = folder.with_name(f".{folder.name}.deleted-{os.getpid()}")
-    folder.rename(doomed)
+    doomed = folder.with_name(f".{folder.name}.deleted-{os.getpid()}-{time.monotonic_ns()}")
+    try:
+        folder.rename(doomed)
+    except FileNotFoundError:
+        return  # it is gone already
+    for _ in range(_DELETE_TRIES - 1):
+        # Who was just writing below it may add a file to a folder that is being deleted.
+        shutil.rmtree(doomed, ignore_errors=True)
+        if not doomed.exists():
+            return
     shutil.rmtree(doomed)

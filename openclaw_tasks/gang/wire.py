@@ -20,6 +20,9 @@ Frame = dict[str, Any]
 
 _MAX_FRAME_BYTES = 64 << 20
 _MAX_PROOF_BYTES = 1024
+_NONCE_BYTES = 16
+_RECEIVE_BYTES = 1 << 18
+_MAX_RECEIVES = 16  # in one go: a fast sender must not keep the others waiting
 _PROOF_SECONDS = 5.0
 
 
@@ -36,8 +39,8 @@ class Wire:
         self._socket = connection
         self._token = token
         self._accepting = accepting
-        self._peer_host = str(connection.getpeername()[0])
-        self._nonce = os.urandom(16)
+        self._peer_host = _peer_host(connection)
+        self._nonce = os.urandom(_NONCE_BYTES)
         self._deadline = time.monotonic() + _PROOF_SECONDS
         self._in = bytearray()
         self._out: deque[memoryview] = deque()
@@ -78,7 +81,7 @@ class Wire:
         self.flush()
 
     def flush(self) -> None:
-        """Write what the socket takes. Raises WireClosed."""
+        """Write what the socket takes. Raises WireClosed; before the proof only `receive` does that."""
         try:
             while self._out:
                 sent = self._socket.send(self._out[0])
@@ -89,19 +92,21 @@ class Wire:
         except BlockingIOError:
             return
         except OSError as error:
-            raise WireClosed(str(error)) from error
+            if self.is_open:
+                raise WireClosed(str(error)) from error
+            self._out.clear()
 
     def receive(self) -> list[Frame]:
-        """The whole frames that have come. Raises WireClosed."""
-        ended = self._fill()
+        """The whole frames that have come, of a bounded amount. Raises WireClosed, after the last whole frame."""
+        end = self._fill()
         frames = []
         while (frame := self._next_frame()) is not None:
             if self.is_open:
                 frames.append(frame)
             else:
                 self._prove(frame)
-        if ended and not frames:
-            raise WireClosed("the other side closed the connection")
+        if end is not None and not frames:
+            raise WireClosed(end)
         return frames
 
     def check_proof_deadline(self) -> None:
@@ -112,20 +117,22 @@ class Wire:
     def close(self) -> None:
         self._socket.close()
 
-    def _fill(self) -> bool:
-        """Read what is there; True at the end of the stream."""
+    def _fill(self) -> str | None:
+        """Read what is there, from a stranger no more than a proof; why the stream has ended, if it has."""
+        most = _RECEIVE_BYTES if self.is_open else _MAX_PROOF_BYTES
         try:
-            while True:
-                data = self._socket.recv(1 << 18)
+            for _ in range(_MAX_RECEIVES if self.is_open else 1):
+                data = self._socket.recv(most)
                 if not data:
-                    return True
+                    return "the other side closed the connection"
                 self._in += data
-                if len(data) < 1 << 18:
-                    return False
+                if len(data) < most:
+                    return None
         except BlockingIOError:
-            return False
+            return None
         except OSError as error:
-            raise WireClosed(str(error)) from error
+            return str(error)
+        return None
 
     def _next_frame(self) -> Frame | None:
         if len(self._in) < 4:
@@ -139,7 +146,7 @@ class Wire:
         del self._in[: 4 + length]
         try:
             frame = json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise WireClosed("not a frame of ours") from error
         if not isinstance(frame, dict):
             raise WireClosed("not a frame of ours")
@@ -149,7 +156,7 @@ class Wire:
         """One move of the handshake: nonces cross, the dialer proves itself, then the acceptor."""
         try:
             if self._their_nonce is None:
-                self._their_nonce = bytes.fromhex(frame["nonce"])
+                self._their_nonce = _nonce_of(frame)
                 if not self._accepting:
                     self._queue({"proof": self._mac(dialer=True)})
             elif hmac.compare_digest(str(frame["proof"]), self._mac(dialer=self._accepting)):
@@ -175,3 +182,17 @@ class Wire:
     def _queue(self, frame: Frame) -> None:
         data = json.dumps(frame, separators=(",", ":")).encode()
         self._out.append(memoryview(len(data).to_bytes(4, "big") + data))
+
+
+def _peer_host(connection: socket.socket) -> str:
+    try:
+        return str(connection.getpeername()[0])
+    except OSError:
+        return ""  # it has gone already, which the first read will tell
+
+
+def _nonce_of(frame: Frame) -> bytes:
+    nonce = bytes.fromhex(frame["nonce"])
+    if len(nonce) != _NONCE_BYTES:
+        raise ValueError(f"a nonce of {len(nonce)} bytes")
+    return nonce

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openclaw_tasks.collectives.transport import Dynamic, Transport
-from openclaw_tasks.exact.record import Record
+from openclaw_tasks.exact.record import Record, seal_record
 from openclaw_tasks.exact.snapshot import Snapshot
 from openclaw_tasks.training.build import Training
 
@@ -41,9 +41,7 @@ class Member:
     take_record: Callable[[Record], None]  # keep and apply a record that others have applied
 
 
-def catch_up(
-    transport: Transport, member: Member, *, deadline_seconds: float, on_idle: Callable[[], None]
-) -> bool:
+def catch_up(transport: Transport, member: Member, *, deadline_seconds: float, on_idle: Callable[[], None]) -> bool:
     """Bring every member to the same step; returns whether the group is finishing.
 
     Raises LinkBrokenError or ExchangeTimeoutError like any exchange: the next formation does it again.
@@ -102,6 +100,7 @@ def _hand_out(
     whole: tuple[bytes, list[Any]] | None = None
     for rank, step in behind.items():
         if step == state.step - 1 and member.last_record is not None:
+            seal_record(member.last_record)
             description = {"kind": "record", "bytes": len(member.last_record)}
             descriptions[rank], bodies[rank] = [json.dumps(description).encode()], [member.last_record]
             continue
@@ -132,9 +131,7 @@ def _take(
     )[source][0]
     assert first is not None
     description = json.loads(bytes(first))
-    lengths = (
-        [description["bytes"]] if description["kind"] == "record" else [n for _, n in description["objects"]]
-    )
+    lengths = [description["bytes"]] if description["kind"] == "record" else [n for _, n in description["objects"]]
     bodies = [bytearray(length) for length in lengths]
     transport.exchange({}, {source: bodies}, deadline_seconds=deadline_seconds, on_idle=on_idle)
     if description["kind"] == "record":

@@ -21,6 +21,4 @@ def restore_state(job: TrainJob, state: TrainState, step: int, *, on_record: Cal
     with RunReader(targets, job.run) as reader:
         rebuilt = rebuild_state(reader, state, step, on_record=on_record)
     if rebuilt.step != step:
-        raise DataLossError(
-            f"run {job.run!r}: storage gives step {rebuilt.step}, and step {step} was acknowledged"
-        )
+        raise DataLossError(f"run {job.run!r}: storage gives step {rebuilt.step}, and step {step} was acknowledged")

@@ -143,14 +143,9 @@ class StepRunner:
             at_half=(lambda: self._asides.at_half(step)) if seat.transport.world_size > 1 else None,
         )
 
-    def _gather(
-        self, seat: Seat, plan: ExchangePlan, mine: torch.Tensor, run: tuple[int, int]
-    ) -> list[RankFacts]:
+    def _gather(self, seat: Seat, plan: ExchangePlan, mine: torch.Tensor, run: tuple[int, int]) -> list[RankFacts]:
         codec = self._state.codec
-        pieces = [
-            self._encoded[codec.encoded_bytes(start) : codec.encoded_bytes(stop)]
-            for start, stop in plan.slices
-        ]
+        pieces = [self._encoded[codec.encoded_bytes(start) : codec.encoded_bytes(stop)] for start, stop in plan.slices]
         finite = all_finite(mine)
         if finite and mine.numel():  # what is not finite is skipped by all, and its bytes are never read
             codec.encode(mine, pieces[plan.rank])
@@ -204,7 +199,8 @@ class StepRunner:
         if slot is None:
             slot = self._asides.wait_for_slot()
         buffer = self._ring.buffer(slot)
-        length = record.write_into(buffer)
+        # Sealed by whoever sends or stores it: hashing costs several times the writing.
+        length = record.write_into(buffer, seal=False)
         self._ring.publish(slot, record.step, length)
         self.last_record = buffer[:length]
         return length
