@@ -40,7 +40,8 @@ def train(job: TrainJob, faults: list[str] | None = None, accept_new_data: bool 
         for step in boundaries:
             train_to(job.run, step)
             base = encode_checkpoint.submit(job.run, step)
-            checks.append(verify_checkpoint.submit(job.run, step, wait_for=[base], return_state=False))
+            # One proof after the other: they share the spare time of the machines that train.
+            checks.append(verify_checkpoint.submit(job.run, step, wait_for=[base, *checks[-1:]], return_state=False))
         for check in checks:
             check.result()
         evaluate(job.run, job.steps)
