@@ -30,9 +30,10 @@ def _generation(event: Event) -> Line:
         case "start":
             return logging.INFO, f"step {event['from_step']}: {ranks} begin"
         case "join":
-            return logging.INFO, f"step {event['from_step']}: a new rank is ready; {ranks} from the next boundary on"
+            return logging.INFO, f"step {event['from_step']}: a new rank is ready; {ranks} from the next step on"
         case cause:
-            return logging.WARNING, f"step {event['from_step']}: {cause}; {ranks} go on at once"
+            goes_on = "goes on" if event["ranks"] == 1 else "go on"
+            return logging.WARNING, f"step {event['from_step']}: {cause}; {ranks} {goes_on} at once"
 
 
 def _recovery(event: Event) -> Line:

@@ -136,7 +136,6 @@ class _Fold:
         self._stage_seconds: dict[str, float] = {}
         self._takers = {
             "attempt-started": self._attempt_started,
-            "generation": self._generation,
             "step": self._step,
             "recovery": self._recovery,
             "durable": self._durable,
@@ -186,17 +185,6 @@ class _Fold:
             self._position = resumed
             self._change(durable_step=resumed or None)
 
-    def _generation(self, event: Event) -> None:
-        from_step, ranks = whole(event, "from_step"), whole(event, "ranks")
-        if from_step is None or ranks is None:
-            return
-        sizes = list(self._report.world_sizes)
-        if sizes and sizes[-1].from_step == from_step:
-            sizes.pop()  # no step was done by that many
-        if not sizes or sizes[-1].ranks != ranks:
-            sizes.append(WorldSize(from_step, ranks))
-        self._change(world_sizes=tuple(sizes))
-
     def _step(self, event: Event) -> None:
         step = whole(event, "step")
         if step is None:
@@ -206,6 +194,16 @@ class _Fold:
             self._first_step = fact
         self._last_step = fact
         self._position = step
+        self._world_size(step, whole(event, "ranks"))
+
+    def _world_size(self, step: int, ranks: int | None) -> None:
+        """By the steps done, not by the formations made: one that changes again before a step is done is none."""
+        if ranks is None:
+            return
+        before = [size for size in self._report.world_sizes if size.from_step < step]
+        if not before or before[-1].ranks != ranks:
+            before.append(WorldSize(step, ranks))
+        self._change(world_sizes=tuple(before))
 
     def _recovery(self, event: Event) -> None:
         recovery = RecoveryCost(

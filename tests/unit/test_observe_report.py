@@ -35,8 +35,8 @@ def event(kind: str, **fields: Any) -> dict[str, Any]:
     return {"kind": kind, **fields}
 
 
-def steps(first: int, last: int) -> list[dict[str, Any]]:
-    return [event("step", step=step, loss=10.0 - step) for step in range(first, last + 1)]
+def steps(first: int, last: int, ranks: int = 2) -> list[dict[str, Any]]:
+    return [event("step", step=step, loss=10.0 - step, ranks=ranks) for step in range(first, last + 1)]
 
 
 def test_a_whole_run_over_two_attempts() -> None:
@@ -55,13 +55,13 @@ def test_a_whole_run_over_two_attempts() -> None:
                 steps_lost=0,
             ),
             event("generation", number=2, from_step=4, ranks=1),
-            *steps(4, 4),
+            *steps(4, 4, ranks=1),
             event("durable", step=4, log_bytes=100, degraded=True, group="1-w/1"),
             event("boundary", step=4, weights_digest="w4", state_digest="s4", applied=4),
             event("base", step=4, bytes=1000, degraded=False),
             event("stage", name="train_segment", segment=1, seconds=2.0, stage_attempt=1),
             event("verified", step=4, ok=True, reason=None),
-            *steps(5, 6),
+            *steps(5, 6, ranks=3),
             event("attempt-started", planned_steps=8, resumed_step=4, recipe="m:C"),
             event("generation", number=3, from_step=5, ranks=2),
             event("durable", step=4, degraded=False, group="1-w/1"),
@@ -123,7 +123,7 @@ def test_an_attempt_that_was_killed_has_no_digest_of_a_step_it_did_not_end_at() 
     ]
     at_boundary = fold_report(events, run="r")
     assert (at_boundary.final_step, at_boundary.weights_digest, at_boundary.applied) == (4, "w4", 4)
-    past_it = fold_report([*events, *steps(5, 6), event("failed", error="gone")], run="r")
+    past_it = fold_report([*events, *steps(5, 6, ranks=3), event("failed", error="gone")], run="r")
     assert (past_it.final_step, past_it.weights_digest, past_it.applied) == (6, None, None)
     assert past_it.planned_steps == 9
 
@@ -135,10 +135,20 @@ def test_starting_again_goes_back_to_what_was_durable() -> None:
     assert report.degraded_groups == 0
 
 
-def test_generations_in_which_no_step_was_done_or_nobody_came_or_left_are_not_world_sizes() -> None:
-    sizes = [(1, 2), (5, 1), (5, 2), (9, 3), (12, 3)]
-    events = [event("generation", from_step=from_step, ranks=ranks) for from_step, ranks in sizes]
-    assert fold_report(events, run="r").world_sizes == (WorldSize(1, 2), WorldSize(9, 3))
+def test_world_sizes_are_those_that_steps_were_done_by() -> None:
+    """A formation in which no step was done is none, and what a later attempt does again counts as done then."""
+    events = [
+        event("generation", from_step=1, ranks=2),
+        *steps(1, 4),
+        event("generation", from_step=5, ranks=1),
+        event("generation", from_step=5, ranks=2),
+        *steps(5, 8),
+        event("generation", from_step=9, ranks=3),
+        *steps(9, 9, ranks=3),
+        event("attempt-started", resumed_step=7),
+        *steps(8, 9, ranks=1),
+    ]
+    assert fold_report(events, run="r").world_sizes == (WorldSize(1, 2), WorldSize(8, 1))
 
 
 def test_a_loss_that_is_not_finite_is_null() -> None:
