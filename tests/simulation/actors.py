@@ -11,12 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from oracle import Contents, Oracle
-from world import RUN, Violation, World
-
 from openclaw_tasks.checkpoint import paths
 from openclaw_tasks.checkpoint.commit import StripedObject, commit_base, commit_group, commit_note
-from openclaw_tasks.checkpoint.documents import BaseManifest, BaseNote, BaseObject, Pin, Process
+from openclaw_tasks.checkpoint.documents import BaseManifest, BaseNote, BaseObject, Holder, Pin, Process
 from openclaw_tasks.checkpoint.fetch import fetch
 from openclaw_tasks.checkpoint.history import History, group_name, read_history
 from openclaw_tasks.checkpoint.lineage import BaseRef, GroupRef, Lineage
@@ -36,7 +33,16 @@ from openclaw_tasks.checkpoint.repair import repair
 from openclaw_tasks.checkpoint.retention import choose_floor, retain
 from openclaw_tasks.checkpoint.start import Rollback, Starter, claim_epoch, start_epoch
 from openclaw_tasks.checkpoint.stripes import StripeIdentity, build_stripes
-from openclaw_tasks.errors import DataLossError, FencedError, JobError, NotDurableError
+from openclaw_tasks.errors import (
+    DataLossError,
+    FencedError,
+    JobError,
+    NotDurableError,
+    StoreTimeoutError,
+    TargetLostError,
+)
+from simulation.promises import Contents, Oracle
+from simulation.world import RUN, Violation, World
 
 RULES = (
     "fence check",
@@ -44,7 +50,8 @@ RULES = (
     "repair",
     "torn tail",
     "parts before manifest",
-    "pins and claims before deletes",
+    "pins before deletes",
+    "claims before deletes",
     "degraded mark",
     "announced floor",
 )
@@ -85,6 +92,17 @@ def blind_to_pins(steps: Steps[T]) -> Steps[T]:
         return answer
 
     return rewritten(steps, lambda operation: operation, filtered)
+
+
+def noting_trouble(steps: Steps[T], troubled: set[int]) -> Steps[T]:
+    """Adds the targets that did not answer properly."""
+
+    def note(operation: Operation, answer: Answer) -> Answer:
+        if isinstance(answer, StoreTimeoutError | TargetLostError):
+            troubled.add(getattr(operation, "target", -1))
+        return answer
+
+    return rewritten(steps, lambda operation: operation, note)
 
 
 def without_writes(steps: Steps[T], *marks: str) -> Steps[T]:
@@ -190,12 +208,6 @@ def put_group(cast: Cast, name: GroupName, previous: str, contents: Contents, ou
     outcome.is_done = True
 
 
-def base_contents(lineage_steps: Contents, step: int) -> bytes:
-    """A state stands for all the records that led to it."""
-    steps = [lineage_steps[number] for number in sorted(lineage_steps) if number <= step]
-    return hashlib.sha256(repr(steps[-1:] + [step]).encode()).hexdigest().encode()
-
-
 class Writer:
     """A flow process: starts, then commits groups and bases, verifies, repairs, retains, until it is tired."""
 
@@ -203,6 +215,7 @@ class Writer:
         self.cast = cast
         self.name = name
         self.attempts = 0
+        self.beats = 0
         self.starter = Starter(
             run=RUN,
             code=cast.world.code,
@@ -217,6 +230,8 @@ class Writer:
 
     def live(self) -> Steps[None]:
         rng = self.cast.world.rng
+        actions = (self.commit, self.snapshot, self.verify, self.delete_old, self.mend, self.quarantine)
+        weights = rng.choice(((8, 3, 3, 2, 1, 0.3), (4, 4, 5, 4, 1, 0), (9, 1, 1, 1, 2, 0)))
         try:
             for _ in range(3):
                 try:
@@ -228,10 +243,8 @@ class Writer:
                 return
             if not self.lineage.bases:
                 yield from self.put_base(0)
-            for _ in range(rng.randint(1, 9)):
-                action = rng.choices(
-                    (self.commit, self.snapshot, self.verify, self.delete_old, self.mend), (8, 3, 3, 2, 1)
-                )[0]
+            for _ in range(rng.choice((2, 5, 9, 25))):
+                action = rng.choices(actions, weights)[0]
                 try:
                     yield from action()
                 except NotDurableError:
@@ -257,8 +270,9 @@ class Writer:
         steps_ = start_epoch(self.starter, self.epoch, history, rollback)
         if self.cast.left_out == "repair":
             steps_ = without_writes(steps_, "/log/", "/base/")
+        troubled = set(history.survey.unknown)
         try:
-            start, adopted = yield from steps_
+            start, adopted = yield from noting_trouble(steps_, troubled)
         except DataLossError as error:
             oracle.check_loss(str(error))
             raise NotDurableError("given up") from error
@@ -266,6 +280,8 @@ class Writer:
             assert rollback is not None
             raise NotDurableError("given up") from None
         oracle.on_started(start, adopted)
+        if deep:
+            oracle.check_repaired(adopted, troubled)
         self.lineage = replace(adopted.lineage, epoch=start.epoch, writer=start.writer)
 
     def commit(self) -> Steps[None]:
@@ -292,8 +308,39 @@ class Writer:
                 raise FencedError("a putter saw a newer epoch")
             if outcome.ref is not None:
                 self.cast.oracle.on_acknowledged(outcome.ref)
+                if rng.random() < 0.5:
+                    self.cast.new_actors.append(Actor(self.beat(outcome.ref.last)))
                 self.lineage = replace(self.lineage, groups=(*groups, outcome.ref), end_step=outcome.ref.last)
                 return
+
+    def beat(self, durable_step: int) -> Steps[None]:
+        """The heartbeat says how far the log is."""
+        self.beats += 1
+        holder = Holder(
+            run=RUN,
+            epoch=self.epoch,
+            writer=self.name,
+            counter=self.beats,
+            released=False,
+            durable_step=durable_step,
+            agents=(),
+            process=PROCESS,
+        )
+        yield [Replace(target, holder.key, holder.to_bytes()) for target in range(self.cast.world.code.n)]
+
+    def die(self) -> None:
+        """The agents live on for a while, and flush what they hold, more than one of them at once."""
+        rng = self.cast.world.rng
+        if not self.lineage.bases or rng.random() < 0.5:
+            return
+        groups = self.lineage.groups
+        first = self.lineage.end_step + 1
+        last = first + rng.randint(0, 2)
+        for rank in range(rng.randint(1, 2)):
+            name = GroupName(self.epoch, self.name, groups[-1].seq + 1 if groups else 1, first, last, 1000 + rank)
+            contents = {step: f"{self.epoch}-{self.name}:{step}" for step in range(first, last + 1)}
+            previous = groups[-1].digest if groups else ""
+            self.cast.new_actors.append(Actor(put_group(self.cast, name, previous, contents, Outcome())))
 
     def snapshot(self) -> Steps[None]:
         yield from self.put_base(self.lineage.end_step)
@@ -353,11 +400,23 @@ class Writer:
         bases = tuple(replace(base, verified=True) if base == ref else base for base in self.lineage.bases)
         self.lineage = replace(self.lineage, bases=bases)
 
+    def quarantine(self) -> Steps[None]:
+        """A base failed to load; there is an older or a newer one."""
+        usable = [ref for ref in self.lineage.bases if ref.step <= self.lineage.end_step]
+        if len(usable) < 3:
+            return
+        ref = self.cast.world.rng.choice(usable)
+        note = BaseNote(run=RUN, step=ref.step, epoch=ref.epoch, writer=ref.writer, mark="quarantined", facts={})
+        self.lineage = replace(self.lineage, bases=tuple(b for b in self.lineage.bases if b != ref))
+        yield from commit_note(self.cast.world.code, self.epoch, note)
+
     def delete_old(self) -> Steps[None]:
         floor = choose_floor(self.lineage.bases, self.lineage.end_step)
         if floor is None or floor <= self.lineage.floor:
             return
         oracle, left_out = self.cast.oracle, self.cast.left_out
+        for _ in range(self.cast.world.rng.choice((0, 0, 500))):
+            yield [Pause(1)]  # stopped for a while, and perhaps overtaken
         steps = retain(
             self.cast.world.code,
             RUN,
@@ -367,8 +426,10 @@ class Writer:
             expired=frozenset(self.cast.dead_pins),
             grace_seconds=1.0,
         )
-        if left_out == "pins and claims before deletes":
-            steps = blind_to_pins(blind_to_claims(steps, self.epoch))
+        if left_out == "pins before deletes":
+            steps = blind_to_pins(steps)
+        if left_out == "claims before deletes":
+            steps = blind_to_claims(steps, self.epoch)
         if left_out == "announced floor":
             steps = without_writes(steps, "/floor/")
         oracle.floors[self.epoch, self.name] = floor
@@ -385,7 +446,10 @@ class Writer:
         code = self.cast.world.code
         history = yield from read_history(RUN, code.n, code)
         if history.stuck is None and history.lineage.epoch == self.epoch:
-            yield from repair(history)
+            try:
+                yield from repair(history)
+            except DataLossError as error:
+                self.cast.oracle.check_loss(str(error))
 
 
 class Reader:
@@ -394,10 +458,19 @@ class Reader:
     def __init__(self, cast: Cast, name: str) -> None:
         self.cast = cast
         self.name = name
+        self.pin = name
 
     def live(self) -> Steps[None]:
+        """Read it all some times over."""
+        for number in range(self.cast.world.rng.randint(1, 4)):
+            yield from self.read(f"{self.name}x{number}")
+            for _ in range(self.cast.world.rng.randint(1, 200)):
+                yield [Pause(1)]
+
+    def read(self, name: str) -> Steps[None]:
         code, oracle = self.cast.world.code, self.cast.oracle
-        pin = Pin(run=RUN, id=self.name, counter=0, bases=(), first=0, purpose="", process=PROCESS)
+        self.pin = name
+        pin = Pin(run=RUN, id=name, counter=0, bases=(), first=0, purpose="", process=PROCESS)
         try:
             first_look = yield from read_history(RUN, code.n, code, deep_bytes=0)
             pin = replace_pin(pin, first_look)
@@ -405,46 +478,50 @@ class Reader:
             cuts = len(oracle.cuts)
             history = yield from pin_history(code, pin, deep_bytes=0)
         except NotDurableError:
-            self.cast.dead_pins.add(self.name)
+            self.cast.dead_pins.add(name)
             return
         if history.start is None or history.stuck is not None:
             # Without a claim the listing is not of one moment, so this may pass: a reader looks again.
-            self.cast.dead_pins.add(self.name)
+            self.cast.dead_pins.add(name)
             return
         if len(oracle.cuts) == cuts:
-            oracle.check_lineage(history.lineage, promised, f"reader {self.name}")
-        oracle.pinned[self.name] = history.lineage.floor + 1
+            oracle.check_lineage(history.lineage, promised, f"reader {name}")
+        oracle.pinned[name] = history.lineage.floor + 1
         oracle.readings += 1
         try:
-            yield from read_everything(self.cast, history)
+            yield from read_everything(self.cast, history, patience=self.cast.world.rng.choice((0, 30)))
         except NotDurableError:
             pass
         except DataLossError as error:
             oracle.check_loss(str(error))
-        oracle.pinned.pop(self.name, None)
-        self.cast.dead_pins.add(self.name)
+        oracle.pinned.pop(name, None)
+        self.cast.dead_pins.add(name)
         yield from drop_pin(code, pin)
 
     def die(self) -> None:
-        self.cast.oracle.pinned.pop(self.name, None)
-        self.cast.dead_pins.add(self.name)
+        self.cast.oracle.pinned.pop(self.pin, None)
+        self.cast.dead_pins.add(self.pin)
 
 
 def replace_pin(pin: Pin, history: History) -> Pin:
     return Pin(**{**pin.model_dump(), "process": pin.process, "first": history.lineage.floor + 1})
 
 
-def read_everything(cast: Cast, history: History) -> Steps[None]:
-    """All bases and groups of the history, each compared with what was put."""
+def read_everything(cast: Cast, history: History, patience: int = 0) -> Steps[None]:
+    """All bases and groups of the history, each compared with what was put; `patience`: how slowly."""
     code = cast.world.code
     for base in history.bases:
         for entry in base.manifest.objects:
+            for _ in range(patience):
+                yield [Pause(1)]
             fetched = yield from fetch(code, RUN, base.manifest.object_name(entry), entry.payload_digest, range(code.n))
             if fetched.rebuilt.payload != f"{entry.name}:{base.ref.step}".encode() * 3:
                 raise Violation(f"{base.manifest.key}: other bytes")
     for ref in history.lineage.groups:
         if ref.last <= history.lineage.floor:
             continue
+        for _ in range(patience):
+            yield [Pause(1)]
         fetched = yield from fetch(code, RUN, group_name(ref), ref.digest, range(code.n))
         if fetched.rebuilt.payload != repr(sorted(cast.oracle.payloads[ref.digest].items())).encode():
             raise Violation(f"{ref}: other bytes")

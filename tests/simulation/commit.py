@@ -18,19 +18,20 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from actors import PROCESS, RULES, Actor, Cast, Reader, Writer, read_everything
-from oracle import Oracle
-from world import RUN, Odds, Violation, World
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from openclaw_tasks.checkpoint.code import Code
 from openclaw_tasks.checkpoint.history import read_history
 from openclaw_tasks.checkpoint.operations import Steps
-from openclaw_tasks.checkpoint.start import Starter, begin_epoch
+from openclaw_tasks.checkpoint.start import Starter, claim_epoch, start_epoch
 from openclaw_tasks.errors import DataLossError, NotDurableError
+from simulation.actors import PROCESS, RULES, Actor, Cast, Reader, Writer, read_everything
+from simulation.promises import Oracle
+from simulation.world import RUN, Odds, Violation, World
 
+T = TypeVar("T")
 CODES = (Code(5, 2), Code(3, 1), Code(4, 1), Code(1, 0))
 
 
@@ -75,7 +76,8 @@ def _play(cast: Cast) -> None:
     world, rng = cast.world, cast.world.rng
     coming: list[Actor] = []
     for number in range(rng.randint(1, 4)):
-        coming.append(Actor(Writer(cast, f"w{number}").live()))
+        writer = Writer(cast, f"w{number}")
+        coming.append(Actor(writer.live(), on_death=writer.die))
     for number in range(rng.randint(0, 2)):
         reader = Reader(cast, f"r{number}")
         coming.insert(rng.randrange(len(coming) + 1), Actor(reader.live(), on_death=reader.die))
@@ -110,8 +112,11 @@ def _close(cast: Cast) -> None:
             world.lose(target)
     starter = Starter(RUN, world.code, "last", PROCESS, [], {}, {})
     try:
-        start, history = drain(world, begin_epoch(starter, jitter=lambda: 0.0, deep_bytes=1 << 30))
+        epoch = drain(world, claim_epoch(starter, jitter=lambda: 0.0))
+        found = drain(world, read_history(RUN, world.code.n, world.code))
+        start, history = drain(world, start_epoch(starter, epoch, found))
         oracle.on_started(start, history)
+        oracle.check_repaired(history, set())
         again = drain(world, read_history(RUN, world.code.n, world.code))
         oracle.check_lineage(again.lineage, oracle.promised, "at the end")
         drain(world, read_everything(cast, again))
@@ -122,7 +127,7 @@ def _close(cast: Cast) -> None:
         oracle.check_loss(str(error))
 
 
-def drain(world: World, steps: Steps) -> object:  # type: ignore[type-arg]
+def drain(world: World, steps: Steps[T]) -> T:
     """Run one generator alone."""
     try:
         batch = next(steps)
@@ -131,7 +136,7 @@ def drain(world: World, steps: Steps) -> object:  # type: ignore[type-arg]
                 [None if not hasattr(operation, "target") else world.perform(operation) for operation in batch]
             )
     except StopIteration as end:
-        return end.value
+        return end.value  # type: ignore[no-any-return]
 
 
 def run_many(schedules: int, left_out: str | None, first_seed: int = 0, *, stop_early: bool = False) -> int:

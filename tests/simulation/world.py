@@ -140,6 +140,9 @@ class World:
 
     def _written(self, target: int, key: str) -> None:
         self.ever_created[key.rpartition("/")[0] + "/" if key[-1].isdigit() else key].add(target)
+        if paths.parse_degraded_key(RUN, key) is not None:
+            for watcher in self.watchers:
+                watcher.on_mark(key)
         if paths.parse_manifest_key(RUN, key) is not None:
             for watcher in self.watchers:
                 watcher.on_manifest(target, key)
@@ -150,6 +153,9 @@ class Watcher:
 
     def on_delete(self, target: int, key: str) -> None:
         """`key` is gone from `target`."""
+
+    def on_mark(self, key: str) -> None:
+        """A group was marked as acknowledged with fewer than n."""
 
     def on_manifest(self, target: int, key: str) -> None:
         """A manifest appeared."""

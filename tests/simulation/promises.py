@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from world import RUN, Violation, Watcher, World
-
 from openclaw_tasks.checkpoint import paths
 from openclaw_tasks.checkpoint.documents import BaseManifest, Start
 from openclaw_tasks.checkpoint.history import History, base_name, group_name, object_names
 from openclaw_tasks.checkpoint.lineage import GroupRef, Lineage
 from openclaw_tasks.checkpoint.stripes import parse_stripe
 from openclaw_tasks.errors import DamagedError
+from simulation.world import RUN, Violation, Watcher, World
 
 Contents = dict[int, str]
 """Step -> what its record says. It names the writer, so that a second history never looks like the first."""
@@ -31,6 +30,8 @@ class Oracle(Watcher):
     """Epochs that began as rollbacks, and the last step that each kept."""
     deleted: set[str] = field(default_factory=set)
     """Folders that retention has deleted from."""
+    durable: set[str] = field(default_factory=set)
+    """Folders of what somebody was told, or may have been told, is durable."""
     floors: dict[tuple[int, str], int] = field(default_factory=dict)
     """Per start: the highest floor that retention announced before it began to delete."""
     newest: Lineage | None = None
@@ -46,6 +47,7 @@ class Oracle(Watcher):
 
     def on_acknowledged(self, ref: GroupRef) -> None:
         self.acknowledged_groups += 1
+        self.durable.add(group_name(ref).folder(RUN))
         for step, content in self.payloads[ref.digest].items():
             if any(ref.epoch < epoch and step > end_step for epoch, end_step in self.cuts):
                 self.optional[step] = content
@@ -66,6 +68,7 @@ class Oracle(Watcher):
 
     def on_started(self, start: Start, history: History) -> None:
         self.starts += 1
+        self.durable |= {group_name(ref).folder(RUN) for ref in history.lineage.groups}
         self.check_lineage(history.lineage, self.promised, f"start of epoch {start.epoch}")
         if self.newest is None or self.newest.epoch < start.epoch:
             self.newest = Lineage(
@@ -76,6 +79,14 @@ class Oracle(Watcher):
                 floor=start.floor,
                 end_step=start.end_step,
             )
+
+    def check_repaired(self, history: History, troubled: set[int]) -> None:
+        """After a start, every target that answered it all along holds a stripe of everything adopted."""
+        quiet = set(range(self.world.code.n)) - troubled - self.world.lost
+        for payload in (*history.groups, *(item for base in history.bases for item in base.objects)):
+            for target in quiet:
+                if payload.name.key(RUN, target) not in self.world.objects[target]:
+                    raise Violation(f"{payload.name.describe()} was not put back onto target {target}")
 
     def check_lineage(self, lineage: Lineage, promised: Mapping[int, str], where: str) -> None:
         """Every promised step is in the lineage, once, with the promised content."""
@@ -93,13 +104,15 @@ class Oracle(Watcher):
                 raise Violation(f"{where}: step {step} should be {expected}, is {content.get(step)}")
 
     def check_loss(self, message: str) -> None:
-        """A declared loss must be one: something once durable of which less than k is left, never put whole."""
+        """A declared loss must be one: of something acknowledged, adopted or marked so, less than k is left.
+
+        And it was never whole: of what stood on all n targets, the frail ones can take away no more than m.
+        """
         self.declared_losses += 1
         code = self.world.code
-        for folder, targets in self.world.ever_created.items():
-            if not folder.endswith("/") or folder in self.deleted:
-                continue
-            if code.k <= len(targets) < code.n and self._whole_stripes(folder) < code.k:
+        for folder in self.durable - self.deleted:
+            put = len(self.world.ever_created[folder])
+            if code.k <= put < code.n and self._whole_stripes(folder) < code.k:
                 return
         raise Violation(f"loss declared, but nothing that was durable is lost: {message}")
 
@@ -118,11 +131,15 @@ class Oracle(Watcher):
         if self.newest is not None and last > self._floor(self.newest) and self._is_adopted(key):
             raise Violation(f"{key} was deleted, and epoch {self.newest.epoch} needs it")
 
+    def on_mark(self, key: str) -> None:
+        self.durable.add(key.removesuffix("degraded.json"))
+
     def on_manifest(self, target: int, key: str) -> None:
         manifest = BaseManifest.parse(self.world.objects[target][key], key)
         name = manifest.name
         floor = max(self.floors.values(), default=0)
         for item in object_names(manifest):
+            self.durable.add(item.folder(RUN))
             if len(self.world.ever_created[item.folder(RUN)]) < self.world.code.k and name.step >= floor:
                 raise Violation(f"{key} appeared before {item.describe()} was durable")
 

@@ -1,0 +1,1 @@
+"""A simulation of the storage protocol: `python tests/simulation/commit.py --help`."""
