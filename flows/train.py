@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from prefect import flow, get_run_logger
+from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
 
 from openclaw_tasks.config.job import TrainJob
@@ -35,13 +36,14 @@ def train(job: TrainJob, faults: list[str] | None = None, accept_new_data: bool 
         session.narrate_to(get_run_logger())
         nodes = profile_nodes(job.run)
         boundaries = make_plan(job.run, nodes)
-        checks = []
+        checks: list[PrefectFuture[bool]] = []
         train_to = train_segment.with_options(retries=job.fault_tolerance.max_retries, retry_condition_fn=is_gang_lost)
         for step in boundaries:
             train_to(job.run, step)
             base = encode_checkpoint.submit(job.run, step)
             # One proof after the other: they share the spare time of the machines that train.
-            checks.append(verify_checkpoint.submit(job.run, step, wait_for=[base, *checks[-1:]], return_state=False))
+            after: list[PrefectFuture[Any]] = [base, *checks[-1:]]
+            checks.append(verify_checkpoint.submit(job.run, step, wait_for=after, return_state=False))
         for check in checks:
             check.result()
         evaluate(job.run, job.steps)

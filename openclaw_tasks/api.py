@@ -43,6 +43,7 @@ def train(
 
     Raises UsageError (nothing was changed), RunError (the run failed and can be resumed, unless it says otherwise).
     """
+    from openclaw_tasks.gang.session import dask_session, offer_session
     from openclaw_tasks.steps.server import join_server
 
     if getattr(multiprocessing.current_process(), "_inheriting", False):
@@ -55,21 +56,22 @@ def train(
     done = finished_report(job)
     if done is not None:
         return done
-    with join_server(home(), wait_ready=False) as server, _prefect_settings(server.environment()):
+    events = EventLog(job.run)
+    runner = TrackerRunner(events, trackers)
+    with contextlib.ExitStack() as stack:
+        stack.callback(events.close)
+        stack.callback(runner.close)
+        server = stack.enter_context(join_server(home(), wait_ready=False))
+        # What is slow to start starts side by side: the server, the agents with torch, and Prefect in this process.
+        stack.enter_context(offer_session(dask_session(job, events, checked, accept_new_data)))
+        stack.enter_context(watch(events) if watch else contextlib.nullcontext())
+        stack.enter_context(_prefect_settings(server.environment()))
         from flows.train import train as flow
-        from openclaw_tasks.gang.session import offer_events
         from openclaw_tasks.steps.drain import send_what_waits
 
         server.wait_ready()
-        events = EventLog(job.run)
-        runner = TrackerRunner(events, trackers)
-        try:
-            with offer_events(events), watch(events) if watch else contextlib.nullcontext():
-                document = flow(job, [fault.text() for fault in checked], accept_new_data)
-        finally:
-            runner.close()
-            events.close()
-            send_what_waits()
+        stack.callback(send_what_waits)
+        document = flow(job, [fault.text() for fault in checked], accept_new_data)
     return Report.from_json(json.dumps(document))
 
 

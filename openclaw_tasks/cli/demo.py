@@ -34,7 +34,8 @@ def run_demo(set_: Sequence[str], report_file: Path | None, *, as_json: bool, de
     say = (lambda text="": None) if as_json else _say
     say(f"openclaw demo: a byte-level transformer learns from real text; the run is {job.run}")
     say(
-        f"  in the flow: {job.cluster.workers} ranks, {len(job.store.targets)} targets (any {job.store.redundancy} may die)"
+        f"  in the flow: {job.cluster.workers} ranks, {len(job.store.targets)} targets, "
+        f"of which any {job.store.redundancy} may die"
     )
     say(f"  on purpose:  {' and '.join(faults)}")
     begun = time.monotonic()
@@ -53,7 +54,8 @@ def run_demo(set_: Sequence[str], report_file: Path | None, *, as_json: bool, de
             _tell_places(job, server.ui_url, trained - begun, time.monotonic() - begun)
     if disturbed.state_digest is None or disturbed.state_digest != reference.state_digest:
         raise DigestMismatchError(
-            f"the disturbed run ended with state {disturbed.state_digest}, the undisturbed with {reference.state_digest}"
+            f"the disturbed run ended with state {disturbed.state_digest}, "
+            f"the undisturbed with {reference.state_digest}"
         )
 
 
@@ -90,8 +92,8 @@ def _tell_proof(job: TrainJob, disturbed: Report, reference: Report) -> None:
         full = disturbed.full_checkpoint_bytes * job.steps
         stored = disturbed.log_bytes + (disturbed.base_bytes or 0)
         _say(
-            f"checkpoint bytes      {format_bytes(stored)} for a checkpoint of every step; full saves of every step are "
-            f"{format_bytes(full)} ({full / stored:.1f} times as much)"
+            f"checkpoint bytes      {format_bytes(stored)} for a checkpoint of every step; "
+            f"full saves of every step are {format_bytes(full)} ({full / stored:.1f} times as much)"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import logging
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -51,22 +51,16 @@ def train_job(
 def watcher(job: TrainJob, *, debug: bool) -> api.Watch:
     """What `api.train` calls to follow the run."""
 
+    if not debug:
+        # Prefect's own lines stay off the terminal; the UI still gets them. Read by Prefect when it is imported.
+        os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+
     @contextlib.contextmanager
     def watch(events: EventLog) -> Iterator[None]:
-        if not debug:
-            quiet_prefect()
         with watch_run(job, events):
             yield
 
     return watch
-
-
-def quiet_prefect() -> None:
-    """Keep Prefect's own lines off the terminal; the UI still gets them."""
-    for logger in (logging.getLogger(), *map(logging.getLogger, logging.Logger.manager.loggerDict)):
-        for handler in list(logger.handlers):
-            if type(handler).__name__ == "PrefectConsoleHandler":
-                logger.removeHandler(handler)
 
 
 def print_result(job: TrainJob, report: Report, seconds: float) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Any
 
@@ -17,7 +18,14 @@ from openclaw_tasks.checkpoint.writer import RunWriter
 from openclaw_tasks.config.faults import Fault, parse_faults
 from openclaw_tasks.config.home import write_entry
 from openclaw_tasks.config.job import TrainJob
-from openclaw_tasks.errors import DigestMismatchError, OpenClawError, RunCancelledError, RunError
+from openclaw_tasks.errors import (
+    DigestMismatchError,
+    FencedError,
+    NotDurableError,
+    OpenClawError,
+    RunCancelledError,
+    RunError,
+)
 from openclaw_tasks.gang.claim import claim_run
 from openclaw_tasks.gang.gang import Gang
 from openclaw_tasks.gang.placing import DaskPlacement, Placement
@@ -32,7 +40,7 @@ Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 logger = logging.getLogger(__name__)
 
 _sessions: dict[str, Session] = {}
-_offered: dict[str, EventLog] = {}
+_offered: dict[str, Session] = {}
 
 
 class Session:
@@ -46,6 +54,8 @@ class Session:
         self.gang = Gang(job, placement, events, tuple(faults))
         self._accept_new_data = accept_new_data
         self._stack = contextlib.ExitStack()
+        self._threads = ThreadPoolExecutor(2, "session")
+        self._opening: Future[Gang] | None = None
         self.writer: RunWriter | None = None
         self.resumed_step = 0
         self.verified_bases: set[int] = set()
@@ -95,8 +105,15 @@ class Session:
         if proven:
             self.gang.note_verified(step, found)
             writer.mark_verified(step, {"state_digest": found["state_digest"]})
-            writer.retain()
+            self._threads.submit(self._retain, writer)
         return proven
+
+    def _retain(self, writer: RunWriter) -> None:
+        """Beside training: a pass waits for readers that have just come before it deletes."""
+        try:
+            writer.retain()
+        except (FencedError, NotDurableError) as error:
+            logger.warning("old bases and records were not deleted: %s; the next proof tries again", error)
 
     def finish(self) -> None:
         """Everything is in storage: book the end of the run."""
@@ -117,10 +134,24 @@ class Session:
             seconds = round(time.monotonic() - begun, 3)
             self.events.emit("stage", name=name, segment=segment, seconds=seconds, stage_attempt=attempt)
 
+    def open(self) -> None:
+        """Begin to bring up the gang, in a thread: it takes seconds in which the caller can do other things."""
+        if self._opening is None:
+            self._opening = self._threads.submit(self.gang.__enter__)
+
     def __enter__(self) -> Session:
+        self.open()
+        assert self._opening is not None
+        self._stack.callback(self._threads.shutdown)
         self._stack.enter_context(RunLogging(self.job.run))
         self.narrate_to(logger)
-        self._stack.enter_context(self.gang)
+        self._stack.callback(self.gang.close)
+        try:
+            self._opening.result()
+        except BaseException:
+            wait([self._opening])  # what comes up must be up before it can be taken down
+            self._stack.close()
+            raise
         return self
 
     def narrate_to(self, log: Log) -> None:
@@ -166,38 +197,50 @@ def begin_session(
     job: TrainJob, faults: Sequence[str], accept_new_data: bool
 ) -> contextlib.AbstractContextManager[Session]:
     """A session on Dask workers, with the faults parsed and checked. Raises JobError."""
-    events = _offered.get(job.run) or EventLog(job.run)
-    return open_session(job, DaskPlacement(job), events, parse_faults(faults, job), accept_new_data)
+    session = _offered.pop(job.run, None)
+    if session is None:
+        session = dask_session(job, EventLog(job.run), parse_faults(faults, job), accept_new_data)
+    return _registered(session)
+
+
+def dask_session(job: TrainJob, events: EventLog, faults: Sequence[Fault], accept_new_data: bool) -> Session:
+    """A session on Dask workers, not open yet."""
+    return Session(job, DaskPlacement(job), events, faults, accept_new_data)
 
 
 @contextlib.contextmanager
-def offer_events(events: EventLog) -> Iterator[None]:
-    """The next session of this run in this process writes into `events`, so that its caller can listen."""
-    _offered[events.run] = events
+def offer_session(session: Session) -> Iterator[None]:
+    """Open `session` now; the flow that begins a session of this run in this process takes it over."""
+    run = session.job.run
+    _offered[run] = session
+    session.open()
     try:
         yield
     finally:
-        del _offered[events.run]
+        if _offered.pop(run, None) is not None:  # no flow came for it
+            with contextlib.suppress(OpenClawError), session:
+                pass
+
+
+def open_session(
+    job: TrainJob, placement: Placement, events: EventLog, faults: Sequence[Fault] = ()
+) -> contextlib.AbstractContextManager[Session]:
+    """The session of one attempt on agents of `placement`."""
+    return _registered(Session(job, placement, events, faults, accept_new_data=False))
 
 
 @contextlib.contextmanager
-def open_session(
-    job: TrainJob,
-    placement: Placement,
-    events: EventLog,
-    faults: Sequence[Fault] = (),
-    accept_new_data: bool = False,
-) -> Iterator[Session]:
-    """The session of one attempt. Whatever ends the body, no process of the run is left after it."""
-    if job.run in _sessions:
-        raise RunError(f"run {job.run!r} is being trained by this process already")
-    session = Session(job, placement, events, faults, accept_new_data)
-    _sessions[job.run] = session
+def _registered(session: Session) -> Iterator[Session]:
+    """Whatever ends the body, no process of the run is left after it."""
+    run = session.job.run
+    if run in _sessions:
+        raise RunError(f"run {run!r} is being trained by this process already")
+    _sessions[run] = session
     try:
         with session:
             yield session
     finally:
-        del _sessions[job.run]
+        del _sessions[run]
 
 
 def session_of(run: str) -> Session:
