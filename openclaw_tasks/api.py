@@ -153,6 +153,7 @@ def verify(job: TrainJob, *, step: int | None = None) -> Proof:
 @contextlib.contextmanager
 def open_reader(job: TrainJob) -> Iterator[RunReader]:
     """A pinned reader of `job`'s run. Raises JobError for a run that never was, DataLossError for one that is gone."""
+    from openclaw_tasks.checkpoint.history import DEEP_BYTES
     from openclaw_tasks.checkpoint.reader import RunReader
     from openclaw_tasks.storage.targets import open_targets
 
@@ -160,7 +161,8 @@ def open_reader(job: TrainJob) -> Iterator[RunReader]:
     known = read_entry(job.run) is not None
     if not targets.present():
         raise _absent(job, known)
-    with RunReader(targets, job.run, pin=True) as reader:
+    # Deep: people are told of every damaged target, not only of those whose stripes happen to be needed.
+    with RunReader(targets, job.run, pin=True, deep_bytes=DEEP_BYTES) as reader:
         if not reader.exists:
             raise _absent(job, known)
         yield reader

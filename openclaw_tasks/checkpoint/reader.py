@@ -37,14 +37,19 @@ class RunReader:
     """A run as the targets show it when opened. Close it (or use `with`) to drop its pin.
 
     pin: keep retention from deleting what this reader may ask for, for as long as it is open.
+    deep_bytes: read every stripe on opening when all together have at most so many bytes, so that `warnings` names
+    every damaged target, not only those whose stripes are needed.
 
     Raises on opening: DataLossError (more is missing than redundancy covers, named), NotDurableError (too few
     targets answer). `exists` is False when enough targets answer that the run is not there.
     """
 
-    def __init__(self, targets: TargetSet, run: str, *, pin: bool = False, purpose: str = "read") -> None:
+    def __init__(
+        self, targets: TargetSet, run: str, *, pin: bool = False, purpose: str = "read", deep_bytes: int = 0
+    ) -> None:
         self.run = run
         self._targets = targets
+        self._deep_bytes = deep_bytes
         self._history = self._look()
         self.exists = self._history.start is not None
         self._pin: _PinKeeper | None = None
@@ -159,9 +164,9 @@ class RunReader:
         num_targets = len(self._targets.urls)
         for look in range(_LOOKS):
             steps = (
-                read_history(self.run, num_targets, deep_bytes=0)
+                read_history(self.run, num_targets, deep_bytes=self._deep_bytes)
                 if pin is None
-                else pin_history(self._code, pin, deep_bytes=0)
+                else pin_history(self._code, pin, deep_bytes=self._deep_bytes)
             )
             try:
                 history = driver.run(steps, self._targets)

@@ -66,7 +66,9 @@ def put_steps(writer: RunWriter, targets: TargetSet, last: int, *, group_steps: 
     return results
 
 
-def make_run(folder: Path, *, count: int = 5, redundancy: int = 2, steps: int = 10, bases: Sequence[int] = (4, 8)) -> None:
+def make_run(
+    folder: Path, *, count: int = 5, redundancy: int = 2, steps: int = 10, bases: Sequence[int] = (4, 8)
+) -> None:
     """A finished run with bases 0 and `bases`, and records up to `steps`."""
     targets = opened(folder, count, create=True)
     writer = start(targets, redundancy=redundancy)
