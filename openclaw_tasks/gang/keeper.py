@@ -32,6 +32,12 @@ class AgentKeeper:
         self._thread = threading.Thread(target=self._keep, name=f"keep-{name}", daemon=True)
         self._thread.start()
 
+    @property
+    def pid(self) -> int:
+        """The agent's process, or that of the last one if it has just died."""
+        with self._lock:
+            return self._process.pid
+
     def serve(self, config: dict[str, Any]) -> None:
         """The agent, and each that follows if it dies, joins the gang that `config` names."""
         with self._lock:

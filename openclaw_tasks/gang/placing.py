@@ -73,6 +73,10 @@ class WarmAgents:
             self._keepers.append(AgentKeeper(f"warm-{len(self._keepers)}", self._log_folder))
         return WarmPlacement(self._keepers[:workers])
 
+    def pids(self) -> list[int]:
+        """The agents' processes, in the order in which placements take them."""
+        return [keeper.pid for keeper in self._keepers]
+
 
 class WarmPlacement:
     """A gang's use of warm agents."""

@@ -12,13 +12,12 @@ import itertools
 import os
 import queue
 import selectors
-import socket
 import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from openclaw_tasks.checkpoint.writer import BaseResult, RunWriter
@@ -29,24 +28,14 @@ from openclaw_tasks.gang.board import Board, Facts
 from openclaw_tasks.gang.keeping import Keeping
 from openclaw_tasks.gang.losses import Loss, LossWatch
 from openclaw_tasks.gang.ranks import Agreement, error_of, formation_message
+from openclaw_tasks.gang.reception import Reception
 from openclaw_tasks.gang.strikes import Strikes
-from openclaw_tasks.gang.wire import Frame, Wire, WireClosed
+from openclaw_tasks.gang.wire import Frame
 from openclaw_tasks.observe.events import EventLog
 from openclaw_tasks.recovery import machine
 from openclaw_tasks.recovery.machine import Phase
 
 _TICK_SECONDS = 0.02
-_BEAT_SECONDS = 0.5
-
-
-@dataclass(slots=True)
-class AgentLink:
-    """A connected agent."""
-
-    name: str
-    wire: Wire
-    pid: int
-    heard_at: float = field(default_factory=time.monotonic)
 
 
 class Supervisor:
@@ -56,22 +45,17 @@ class Supervisor:
         self.board = Board()
         self._job = job
         self._events = events
-        self._token = token
-        self._listener = socket.create_server((job.cluster.host, 0))
-        self._listener.setblocking(False)
-        self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._selector = selectors.DefaultSelector()
-        self._strangers: set[Wire] = set()
-        self._agents: dict[str, AgentLink] = {}
+        self._reception = Reception(job.cluster.host, token, job.fault_tolerance.lease, self._selector, owner=self)
+        self.address = self._reception.address
         self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
         self._running = True
-        self._beat_at = 0.0
-        self._next_agent = 0
         self._spare_numbers = itertools.count(1)
         self._spare_agents: dict[int, str] = {}
         self._machine: machine.State | None = None
+        self._events_due: deque[machine.Event] = deque()
         self._keeping: Keeping | None = None
         self._strikes = Strikes(faults)
         self._losses = LossWatch()
@@ -125,7 +109,6 @@ class Supervisor:
     # The thread
 
     def _run(self) -> None:
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._take_requests)
         try:
             while self._running:
@@ -136,9 +119,7 @@ class Supervisor:
             traceback.print_exc(file=sys.stderr)
             self._fail(RunError(f"the supervisor failed: {type(error).__name__}: {error}"))
         finally:
-            for wire in [*self._strangers, *(agent.wire for agent in self._agents.values())]:
-                wire.close()
-            self._listener.close()
+            self._reception.close()
             self._selector.close()
             os.close(self._wake_read)
 
@@ -148,25 +129,12 @@ class Supervisor:
             self._requests.get()()
 
     def _end(self) -> None:
-        for agent in list(self._agents.values()):
-            self._tell(agent.name, {"type": "end"})
+        for name in self._reception.names:
+            self._tell(name, {"type": "end"})
         self._running = False
 
     def _tick(self, now: float) -> None:
-        for stranger in list(self._strangers):
-            try:
-                stranger.check_proof_deadline()
-            except WireClosed:
-                self._drop_stranger(stranger)
-        for agent in list(self._agents.values()):
-            if now - agent.heard_at > self._job.fault_tolerance.lease:
-                self._lose_agent(agent.name, f"silent for {self._job.fault_tolerance.lease:g} s")
-            elif agent.wire.wants_write:
-                self._flush(agent)
-        if now - self._beat_at >= _BEAT_SECONDS:
-            self._beat_at = now
-            for name in list(self._agents):
-                self._tell(name, {"type": "beat"})
+        self._reception.tick(now)
         if self._machine is not None:
             self._feed(machine.Tick(now))
         if self._keeping is not None:
@@ -174,74 +142,17 @@ class Supervisor:
 
     # Agents
 
-    def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:
-            return  # it went away before we came
-        wire = Wire(connection, self._token, accepting=True)
-        wire.flush()
-        self._strangers.add(wire)
-        self._selector.register(wire, selectors.EVENT_READ, lambda: self._read_stranger(wire))
-
-    def _read_stranger(self, wire: Wire) -> None:
-        try:
-            frames = wire.receive()
-        except WireClosed:
-            self._drop_stranger(wire)
-            return
-        if not frames:
-            return
-        hello, *rest = frames
-        name = f"{hello['name']}.{self._next_agent}"
-        self._next_agent += 1
-        self._strangers.discard(wire)
-        self._agents[name] = AgentLink(name, wire, hello["pid"])
-        self._selector.modify(wire, selectors.EVENT_READ, lambda: self._read_agent(name))
+    def agent_joined(self, name: str) -> None:
+        """An agent has come: it learns the job, and what is durable."""
         self._tell(name, {"type": "welcome", "job": self._job.document()})
         self._note_agents()
         if self._keeping is not None:
             self._tell(name, self._keeping.durable_frame())
         self._feed(machine.AgentJoined(name))
-        for frame in rest:
-            self._take(name, frame)
 
-    def _drop_stranger(self, wire: Wire) -> None:
-        self._strangers.discard(wire)
-        self._selector.unregister(wire)
-        wire.close()
-
-    def _read_agent(self, name: str) -> None:
-        agent = self._agents[name]
-        try:
-            for frame in agent.wire.receive():
-                agent.heard_at = time.monotonic()
-                self._take(name, frame)
-        except WireClosed as error:
-            self._lose_agent(name, str(error))
-
-    def _tell(self, name: str, frame: Frame) -> None:
-        agent = self._agents.get(name)
-        if agent is None:
-            return
-        try:
-            agent.wire.send(frame)
-        except WireClosed as error:
-            self._lose_agent(name, str(error))
-
-    def _flush(self, agent: AgentLink) -> None:
-        try:
-            agent.wire.flush()
-        except WireClosed as error:
-            self._lose_agent(agent.name, str(error))
-
-    def _lose_agent(self, name: str, reason: str) -> None:
-        agent = self._agents.pop(name, None)
-        if agent is None:
-            return
+    def agent_lost(self, name: str, reason: str) -> None:
+        """An agent is gone, and with it its rank, its records and its jobs beside training."""
         now = time.monotonic()
-        self._selector.unregister(agent.wire)
-        agent.wire.close()
         self._note_agents()
         self._events.emit("agent-lost", agent=name, reason=reason)
         if self._keeping is not None:
@@ -252,15 +163,19 @@ class Supervisor:
             self._note_loss("agent lost", self._struck_agents.pop(name, now), now)
         self._feed(machine.AgentLost(name, now))
 
+    def _tell(self, name: str, frame: Frame) -> None:
+        self._reception.tell(name, frame)
+
     def _note_agents(self) -> None:
-        names = tuple(self._agents)
+        names = self._reception.names
         self.board.update(lambda facts: setattr(facts, "agents", names))
         if self._keeping is not None:
-            self._keeping.tell_agents([agent.pid for agent in self._agents.values()])
+            self._keeping.tell_agents(list(self._reception.pids().values()))
 
     # What agents say
 
-    def _take(self, name: str, frame: Frame) -> None:
+    def agent_said(self, name: str, frame: Frame) -> None:
+        """News from an agent, or from a process of its."""
         match frame["type"]:
             case "rank":
                 self._take_rank(frame["member"], frame["message"])
@@ -322,8 +237,7 @@ class Supervisor:
             return
         size = message["full_checkpoint_bytes"]
         self.board.update(lambda facts: setattr(facts, "full_checkpoint_bytes", size))
-        host = self._agents[known.agent].wire.peer_host if known.agent in self._agents else ""
-        self._feed(machine.RankReady(member, (host, message["port"])))
+        self._feed(machine.RankReady(member, (self._reception.host_of(known.agent), message["port"])))
 
     def _rank_name(self, member: int) -> str:
         assert self._machine is not None
@@ -407,7 +321,7 @@ class Supervisor:
 
         self.board.update(stand)
         self._note_agents()
-        for name in list(self._agents):
+        for name in self._reception.names:
             self._tell(name, keeping.durable_frame())
             self._feed(machine.AgentJoined(name))
 
@@ -416,6 +330,15 @@ class Supervisor:
         self._feed(machine.Restarted(time.monotonic()))
 
     def _feed(self, event: machine.Event) -> None:
+        """Give the machine an event; what its instructions bring about waits until they are all carried out."""
+        self._events_due.append(event)
+        if len(self._events_due) > 1:
+            return
+        while self._events_due:
+            self._advance(self._events_due[0])
+            self._events_due.popleft()
+
+    def _advance(self, event: machine.Event) -> None:
         if self._machine is None or self.board.read(lambda facts: facts.error is not None):
             return
         before = self._machine
@@ -484,7 +407,7 @@ class Supervisor:
 
     def _strike(self, step: int) -> None:
         """A rank is at the point of a step where something is to be struck: do it, then let all go on."""
-        pids = {agent.name: agent.pid for agent in self._agents.values()}
+        pids = self._reception.pids()
 
         def before(fault: Fault, at: float) -> None:
             self._events.emit("fault", text=fault.text(), struck_at=at)
@@ -521,12 +444,12 @@ class Supervisor:
 
     def _keep(self, now: float) -> None:
         assert self._keeping is not None
-        error = self._keeping.work(now, list(self._agents))
+        error = self._keeping.work(now, self._reception.names)
         if error is not None:
             self._fail(error)
 
     def _start_spare(self, number: int, spec: dict[str, Any], agent: str | None) -> None:
-        names = [name for name in sorted(self._agents) if agent in (None, name)]
+        names = [name for name in sorted(self._reception.names) if agent in (None, name)]
         if not names:
             self._spare_done({"number": number, "ok": False, "error": "its agent is gone", "retry": True})
             return
