@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -36,28 +35,35 @@ LONGEST_REST_SECONDS = 300.0
 
 
 class _Suspects:
-    """Targets that timed out lately, in this process: until when each is left alone."""
+    """Targets that timed out lately, in this process and by place: until when each is left alone."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._rests: weakref.WeakKeyDictionary[Store, tuple[float, float]] = weakref.WeakKeyDictionary()
+        self._rests: dict[str, tuple[float, float]] = {}
 
-    def timed_out(self, store: Store) -> None:
+    def timed_out(self, url: str) -> None:
         with self._lock:
-            _, last = self._rests.get(store, (0.0, 0.0))
-            rest = min(LONGEST_REST_SECONDS, last * 2 or FIRST_REST_SECONDS)
-            self._rests[store] = (time.monotonic() + rest, rest)
+            until, last = self._rests.get(url, (0.0, 0.0))
+            now = time.monotonic()
+            if until <= now:  # one rest for all that time out at once
+                rest = min(LONGEST_REST_SECONDS, last * 2 or FIRST_REST_SECONDS)
+                self._rests[url] = (now + rest, rest)
 
-    def answered(self, store: Store) -> None:
+    def answered(self, url: str) -> None:
         with self._lock:
-            self._rests.pop(store, None)
+            self._rests.pop(url, None)
 
-    def resting(self, store: Store) -> bool:
+    def resting(self, url: str) -> bool:
         with self._lock:
-            return self._rests.get(store, (0.0, 0.0))[0] > time.monotonic()
+            return self._rests.get(url, (0.0, 0.0))[0] > time.monotonic()
 
 
 _suspects = _Suspects()
+
+
+def note_timeout(store: Store) -> None:
+    """Leave the store's target alone for a while, in runs that can spare it."""
+    _suspects.timed_out(store.url)
 
 
 def run(
@@ -73,7 +79,7 @@ def run(
     pause: called with the seconds of a Pause.
     """
     gone = _absent(targets)
-    resting = [index for index, store in targets.present() if _suspects.resting(store)]
+    resting = [index for index, store in targets.present() if _suspects.resting(store.url)]
     if len(resting) + len(gone) <= may_skip:
         for index in resting:
             gone[index] = StoreTimeoutError(f"{targets.urls[index]}: timed out a moment ago, left alone for now")
@@ -147,11 +153,11 @@ def _serve_target(
             answers[place] = _perform(store, batch[place])
         except StoreTimeoutError as error:
             answers[place] = gone[target] = error
-            _suspects.timed_out(store)
+            _suspects.timed_out(store.url)
             continue
         except StoreError as error:
             answers[place] = error
-        _suspects.answered(store)
+        _suspects.answered(store.url)
 
 
 def _perform(store: Store, operation: Operation) -> Answer:

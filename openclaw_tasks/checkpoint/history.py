@@ -122,9 +122,30 @@ def read_history(
         for name in sorted(found.groups)
         if (name.epoch, name.writer) == (start.epoch, start.writer) and name.last > floor
     ]
+    return (yield from _read_lineage(code, found, start, holders, tail, deep_bytes))
+
+
+def read_known_history(start: Start, *, deep_bytes: int = 0) -> Steps[History]:
+    """Where the parts of a history stand that its writer knows, and lists in `start`. No log is read for it.
+
+    NotDurableError when too few targets answer.
+    """
+    found = yield from survey(start.n, start.run)
+    return (yield from _read_lineage(Code(start.n, start.m), found, start, [], [], deep_bytes))
+
+
+def _read_lineage(
+    code: Code,
+    found: Survey,
+    start: Start,
+    holders: Sequence[Holder],
+    tail: Sequence[GroupName],
+    deep_bytes: int,
+) -> Steps[History]:
+    """What `start` lists, and the groups named in `tail`, which may follow it."""
     payloads = yield from inspect_headers(code, found, tail)
-    manifests = yield from read_manifests(found, start, floor)
-    reading = _Reading(code, found, start, floor, holders, tail, manifests, payloads)
+    manifests = yield from read_manifests(found, start, floor_of(found, start))
+    reading = _Reading(code, found, start, floor_of(found, start), holders, tail, manifests, payloads)
     names: list[StripedName] = [group_name(ref) for ref in reading.old]
     for copies in manifests.versions.values():
         names += [name for copy in copies for name in object_names(copy.manifest)]

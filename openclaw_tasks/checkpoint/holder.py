@@ -20,7 +20,7 @@ from openclaw_tasks.checkpoint.commit import highest_claim
 from openclaw_tasks.checkpoint.documents import Holder, Process
 from openclaw_tasks.checkpoint.operations import Replace, Steps, list_everywhere, require
 from openclaw_tasks.checkpoint.run_documents import read_holders
-from openclaw_tasks.errors import RunLiveError, StoreError
+from openclaw_tasks.errors import RunLiveError, StoreError, StoreTimeoutError
 
 if TYPE_CHECKING:
     from openclaw_tasks.storage.store import Store
@@ -127,6 +127,8 @@ class Heartbeat:
         self._writer = writer
         self._on_fenced = on_fenced
         self.on_return: Callable[[], None] | None = None
+        self.failing: set[str] = set()
+        """Places of the targets that failed the last beat."""
         self._interval_seconds = interval_seconds
         self._process = this_process()
         self._lock = threading.Lock()
@@ -175,7 +177,6 @@ class Heartbeat:
             )
 
     def _beat(self, store: Store) -> None:
-        is_failing = False
         while True:
             try:
                 claims = store.list(paths.claim_prefix(self._run))
@@ -184,12 +185,15 @@ class Heartbeat:
                     return
                 holder = self._next_holder()
                 store.replace(holder.key, holder.to_bytes())
-            except StoreError:
-                is_failing = True
+            except StoreError as error:
+                if isinstance(error, StoreTimeoutError):
+                    driver.note_timeout(store)
+                self.failing.add(store.url)
             else:
-                if is_failing and self.on_return is not None:
-                    self.on_return()
-                is_failing = False
+                if store.url in self.failing:
+                    self.failing.discard(store.url)
+                    if self.on_return is not None:
+                        self.on_return()
             if self._ending.wait(self._interval_seconds):
                 return
 

@@ -31,18 +31,34 @@ class Patience:
 
 
 class Mender:
-    """Calls `repair` in a thread of its own some seconds after `is_due` was set, and again until it succeeds.
+    """Calls `repair`, in a thread of its own, when there is something to mend and a chance to.
 
-    It ends when the run is fenced. A loss that it finds is left to those who read: they name what is missing.
+    `tell_degraded`: something was acknowledged by fewer than n targets. `tell_return`: a target that failed
+    answers again. While some target fails, a repair waits for the next return: it could only list what it cannot reach.
+    Ends when the run is fenced. A loss that it finds is left to those who read: they name what is missing.
     """
 
-    def __init__(self, repair: Callable[[], object], *, interval_seconds: float = MEND_SECONDS) -> None:
-        self.is_due = threading.Event()
+    def __init__(
+        self,
+        repair: Callable[[], object],
+        is_failing: Callable[[], bool],
+        *,
+        interval_seconds: float = MEND_SECONDS,
+    ) -> None:
         self._repair = repair
+        self._is_failing = is_failing
         self._interval_seconds = interval_seconds
+        self._is_needed = threading.Event()
+        self._is_returned = threading.Event()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._work, name="mender", daemon=True)
         self._thread.start()
+
+    def tell_degraded(self) -> None:
+        self._is_needed.set()
+
+    def tell_return(self) -> None:
+        self._is_returned.set()
 
     def stop(self) -> None:
         """End the thread; a repair under way is let finish."""
@@ -51,12 +67,13 @@ class Mender:
 
     def _work(self) -> None:
         while not self._ending.wait(self._interval_seconds):
-            if not self.is_due.is_set():
+            if not (self._is_returned.is_set() or (self._is_needed.is_set() and not self._is_failing())):
                 continue
-            self.is_due.clear()
+            self._is_returned.clear()
+            self._is_needed.clear()
             try:
                 self._repair()
             except FencedError:
                 return
             except (NotDurableError, DataLossError):
-                self.is_due.set()
+                self._is_needed.set()

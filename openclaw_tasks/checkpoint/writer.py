@@ -19,10 +19,10 @@ from openclaw_tasks.checkpoint.code import Code
 from openclaw_tasks.checkpoint.commit import commit_note
 from openclaw_tasks.checkpoint.documents import BaseNote, Start
 from openclaw_tasks.checkpoint.history import (
-    DEEP_BYTES,
     History,
     groups_beyond,
     read_history,
+    read_known_history,
     read_newest_start,
 )
 from openclaw_tasks.checkpoint.holder import Heartbeat, await_lease, this_process
@@ -64,17 +64,18 @@ class RunWriter:
         self.fenced = fenced
         """Set when a newer epoch was seen."""
         self.warnings = [_with_url(note, targets) for note in history.notes]
-        self.is_new = history.start is None
-        """True when no history was found: the caller puts base 0."""
+        self.is_new = not history.lineage.bases
+        """True when no base was found: the caller puts base 0."""
         self._targets = targets
         self._code = code
+        self._start = start
         self._heartbeat = heartbeat
         self._lock = threading.RLock()
         self._lineage = replace(history.lineage, epoch=start.epoch, writer=start.writer, job=start.job)
         self._attempts = 0
         self._base_attempts = 0
-        self._mender = Mender(self.repair)
-        heartbeat.on_return = self._mender.is_due.set
+        self._mender = Mender(self.repair, lambda: bool(heartbeat.failing))
+        heartbeat.on_return = self._mender.tell_return
         self._pins: dict[str, tuple[int, float]] = {}
         heartbeat.tell(durable_step=self._lineage.end_step)
 
@@ -188,7 +189,7 @@ class RunWriter:
             self._attempts = 0
         self._heartbeat.tell(durable_step=ref.last)
         if result.degraded:
-            self._mender.is_due.set()
+            self._mender.tell_degraded()
 
     def base_spec(self, step: int) -> BaseSpec:
         """Spec of the base of `step`; each call is a new attempt. Only durable steps can be resumed from."""
@@ -210,7 +211,7 @@ class RunWriter:
                 bases = sorted((*self._lineage.bases, result.ref), key=_by_step)
                 self._lineage = replace(self._lineage, bases=tuple(bases))
         if result.degraded:
-            self._mender.is_due.set()
+            self._mender.tell_degraded()
 
     def mark_verified(self, step: int, facts: Mapping[str, Any]) -> None:
         """Write the `.verified.json` of the base of `step`. Raises FencedError, NotDurableError."""
@@ -226,16 +227,18 @@ class RunWriter:
             bases = tuple(ref for ref in self._lineage.bases if ref != base)
             self._lineage = replace(self._lineage, bases=bases)
 
-    def repair(self, *, deep_bytes: int = DEEP_BYTES) -> int:
-        """Put missing or damaged stripes of the history onto reachable targets; number of objects put.
+    def repair(self, *, deep_bytes: int = 0) -> int:
+        """Put what reachable targets lack of the history back onto them; number of objects put.
 
+        deep_bytes: read every stripe, to find damaged ones too, when all together have at most so many bytes.
         Raises FencedError, NotDurableError, DataLossError.
         """
-        return self._drive(_read_and_repair(self.run, self._code, self.epoch, deep_bytes), may_skip=0)
+        return self._drive(_read_and_repair(self._as_start(), deep_bytes), may_skip=0)
 
-    def retain(self, *, grace_seconds: float = 1.0) -> int:
+    def retain(self, *, grace_seconds: float = 1.0, pin_lease_seconds: float = PIN_LEASE_SECONDS) -> int:
         """Keep two verified bases and the log back to the older one; number of keys deleted.
 
+        A pin whose counter has stood still for `pin_lease_seconds`, on our clock, has lost its reader.
         Raises FencedError, NotDurableError.
         """
         lineage = self.lineage
@@ -248,7 +251,7 @@ class RunWriter:
             self.epoch,
             self.writer,
             floor,
-            expired=self._expired_pins(),
+            expired=self._expired_pins(pin_lease_seconds),
             grace_seconds=grace_seconds,
         )
         with self._lock:
@@ -287,10 +290,21 @@ class RunWriter:
             self.fenced.set()
             raise
 
-    def _expired_pins(self) -> frozenset[str]:
-        """Pins whose counter has stood still for a lease, on our clock."""
+    def _expired_pins(self, lease_seconds: float) -> frozenset[str]:
         now = time.monotonic()
-        return frozenset(pin for pin, (_, since) in self._pins.items() if now - since >= PIN_LEASE_SECONDS)
+        return frozenset(pin for pin, (_, since) in self._pins.items() if now - since >= lease_seconds)
+
+    def _as_start(self) -> Start:
+        """What our start document would say if it were written now."""
+        lineage = self.lineage
+        return self._start.model_copy(
+            update={
+                "groups": lineage.groups,
+                "bases": lineage.bases,
+                "floor": lineage.floor,
+                "end_step": lineage.end_step,
+            }
+        )
 
 
 def _read_and_start(starter: Starter, epoch: int, rollback: Rollback | None) -> Steps[tuple[Start, History]]:
@@ -298,11 +312,11 @@ def _read_and_start(starter: Starter, epoch: int, rollback: Rollback | None) -> 
     return (yield from start_epoch(starter, epoch, history, rollback))
 
 
-def _read_and_repair(run: str, code: Code, epoch: int, deep_bytes: int) -> Steps[int]:
-    history = yield from read_history(run, code.n, code, deep_bytes=deep_bytes)
+def _read_and_repair(start: Start, deep_bytes: int) -> Steps[int]:
+    history = yield from read_known_history(start, deep_bytes=deep_bytes)
+    if history.survey.claimed_epoch > start.epoch:
+        raise FencedError(f"run {start.run!r}: epoch {history.survey.claimed_epoch} was claimed by another writer")
     refuse_if_stuck(history)
-    if history.lineage.epoch != epoch:
-        raise FencedError(f"run {run!r}: epoch {history.lineage.epoch} has started, so epoch {epoch} ends here")
     return (yield from repair(history))
 
 

@@ -351,6 +351,10 @@ def test_degraded_groups_are_made_whole_when_the_target_is_back(tmp_path: Path) 
         put_steps(writer, with_trouble(opened(tmp_path), 2, trouble=_refuse), 18)
         assert writer.repair() == 2
         assert writer.repair() == 0
+        damaged = next((tmp_path / "t4" / RUN / "log").rglob("*.1-4.*/4"))
+        damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+        assert writer.repair() == 0
+        assert writer.repair(deep_bytes=1 << 20) == 1
     for target in (0, 4):
         shutil.rmtree(tmp_path / f"t{target}")
     with RunReader(opened(tmp_path), RUN) as reader:
@@ -445,6 +449,27 @@ def test_retention_waits_for_a_pinned_reader(tmp_path: Path) -> None:
     finally:
         writer.release()
     assert not list(tmp_path.rglob("pin/*"))
+
+
+def test_a_pin_whose_reader_is_gone_holds_nothing_back_after_its_lease(tmp_path: Path) -> None:
+    _, writer = verified_run(tmp_path)
+    try:
+        writer.mark_verified(12, {})
+        reader = RunReader(opened(tmp_path), RUN, pin=True)
+        key = next(tmp_path.glob(f"t0/{RUN}/pin/*.json"))
+        left = key.read_bytes()
+        reader.close()
+        for target in range(5):
+            forgotten = tmp_path / f"t{target}" / RUN / "pin" / key.name
+            forgotten.parent.mkdir()
+            forgotten.write_bytes(left)
+        writer.retain(grace_seconds=0.0)
+        assert list(tmp_path.rglob("0-*.json"))
+        assert writer.retain(grace_seconds=0.0, pin_lease_seconds=0.0) > 0
+        assert not list(tmp_path.rglob("0-*.json"))
+        assert not list(tmp_path.rglob("pin/*"))
+    finally:
+        writer.release()
 
 
 def test_retention_stops_when_overtaken(tmp_path: Path) -> None:
