@@ -43,9 +43,6 @@ def train(
 
     Raises UsageError (nothing was changed), RunError (the run failed and can be resumed, unless it says otherwise).
     """
-    from openclaw_tasks.gang.session import dask_session, offer_session
-    from openclaw_tasks.steps.server import join_server
-
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise UsageError(
             "train() is called while a child process imports your script again; put the call under "
@@ -56,6 +53,12 @@ def train(
     done = finished_report(job)
     if done is not None:
         return done
+
+    from openclaw_tasks.gang.claim import check_known_run
+    from openclaw_tasks.gang.session import dask_session, offer_session
+    from openclaw_tasks.steps.server import join_server
+
+    check_known_run(job)
     events = EventLog(job.run)
     runner = TrackerRunner(events, trackers)
     with contextlib.ExitStack() as stack:
@@ -81,9 +84,11 @@ def finished_report(job: TrainJob) -> Report | None:
     Raises JobError if the job differs from the run in something that is fixed for its life.
     """
     entry = read_entry(job.run)
-    if entry is None or entry.state != "finished" or entry.step < job.steps:
+    if entry is None:
         return None
-    compare_fixed(TrainJob.parse(entry.job).fixed(), job.fixed())
+    compare_fixed(TrainJob.parse(entry.job).fixed(), job.fixed(), run=job.run)
+    if entry.state != "finished" or entry.step < job.steps:
+        return None
     with open_reader(job) as reader:
         if reader.last_step < job.steps:
             return None

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from openclaw_tasks import api
-from openclaw_tasks.cli.training import watcher
+from openclaw_tasks.cli.training import check_report_file, watcher, write_report
 from openclaw_tasks.config.home import home, run_folder
 from openclaw_tasks.config.job import TrainJob
 from openclaw_tasks.errors import DigestMismatchError
@@ -27,6 +27,7 @@ def run_demo(set_: Sequence[str], report_file: Path | None, *, as_json: bool, de
 
     Raises DigestMismatchError if they differ.
     """
+    check_report_file(report_file)
     name = f"demo-{datetime.now():%Y%m%d-%H%M%S}"
     job = TrainJob.load("demo", [f"run={name}", *set_])
     half = job.steps // 2
@@ -45,8 +46,7 @@ def run_demo(set_: Sequence[str], report_file: Path | None, *, as_json: bool, de
         say()
         say(f"the same job on {REFERENCE_RANKS} ranks, undisturbed, without Prefect:")
         reference = _reference(job, debug=debug)
-        if report_file is not None:
-            report_file.write_text(disturbed.to_json() + "\n", encoding="utf-8")
+        write_report(disturbed, report_file)
         if as_json:
             print(disturbed.to_json())
         else:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from openclaw_tasks.errors import OpenClawError, RecipeStepError
+from openclaw_tasks.errors import DamagedError, OpenClawError, RecipeStepError
 
 # Typer brings click along, under a private name or as a package of its own, by version; its public errors derive
 # from click's.
@@ -102,7 +102,15 @@ def runs(set_: SetOption = None, as_json: JsonOption = False, debug: DebugOption
     """List the runs that were started from this machine."""
     from openclaw_tasks.config.home import known_runs, read_entry
 
-    entries = [entry for name in known_runs() if (entry := read_entry(name)) is not None]
+    entries = []
+    for name in known_runs():
+        try:
+            entry = read_entry(name)
+        except DamagedError as error:  # it must not hide the others
+            _warn(str(error))
+            continue
+        if entry is not None:
+            entries.append(entry)
     if as_json:
         _print_json([{"run": e.run, "step": e.step, "steps": e.steps, "state": e.state} for e in entries])
         return
@@ -136,7 +144,7 @@ def ui(debug: DebugOption = False) -> None:
 
 def _tell_proof(proof: Any, text: str, as_json: bool) -> None:
     for warning in proof.warnings:
-        print(f"openclaw: warning: {warning}", file=sys.stderr)
+        _warn(warning)
     if as_json:
         _print_json(proof.document())
     else:
@@ -160,7 +168,7 @@ def main() -> NoReturn:
         app(standalone_mode=False)
         status = 0
     except _CommandError as error:
-        _complain(error.format_message())
+        _complain_of_words(error)
         status = 2
     except OpenClawError as error:
         if debug:
@@ -176,6 +184,21 @@ def main() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1
     raise SystemExit(status)
+
+
+def _complain_of_words(error: Any) -> None:
+    """The command line cannot be read; a command alone shows its help."""
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(error.format_message(), file=sys.stderr)
+    elif context is not None:
+        _complain(f"{error.format_message().rstrip('.')}; see `{context.command_path} --help`")
+    else:
+        _complain(error.format_message())
+
+
+def _warn(message: str) -> None:
+    print(f"openclaw: warning: {message}", file=sys.stderr)
 
 
 def _complain(message: str) -> None:

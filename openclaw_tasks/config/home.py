@@ -82,7 +82,7 @@ def read_entry(run: str) -> RunEntry | None:
     path = _entry_path(run)
     try:
         data = path.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise DamagedError(f"{path}: {error.strerror}; make the index readable") from error
@@ -91,10 +91,10 @@ def read_entry(run: str) -> RunEntry | None:
         entry = RunEntry(**{**fields, "targets": tuple(fields["targets"])})
     except (ValueError, TypeError, KeyError) as error:
         raise DamagedError(
-            f"{path} is not an index entry ({type(error).__name__}); name the run by its job file instead"
+            f"{path} is not an index entry ({type(error).__name__}); remove it, and name the run by its job file"
         ) from error
     if entry.run != run or not isinstance(entry.job, dict):
-        raise DamagedError(f"{path} is not the entry of run {run!r}; name the run by its job file instead")
+        raise DamagedError(f"{path} is not the entry of run {run!r}; remove it, and name the run by its job file")
     return entry
 
 

@@ -289,6 +289,8 @@ _ABSENT: Final = object()
 
 
 def _show(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)  # as a job file spells it
     return "(absent)" if value is _ABSENT else show(value)
 
 

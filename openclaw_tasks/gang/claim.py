@@ -6,10 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from openclaw_tasks.checkpoint import driver
+from openclaw_tasks.checkpoint.code import Code
+from openclaw_tasks.checkpoint.commit import highest_claim
+from openclaw_tasks.checkpoint.operations import list_everywhere
+from openclaw_tasks.checkpoint.paths import claim_prefix
 from openclaw_tasks.checkpoint.writer import RunWriter
 from openclaw_tasks.config.home import read_entry, write_entry
 from openclaw_tasks.config.job import TrainJob, compare_fixed
-from openclaw_tasks.errors import DataLossError, JobError, TargetUnusableError
+from openclaw_tasks.errors import DataLossError, JobError
 from openclaw_tasks.observe.events import EventLog
 from openclaw_tasks.storage.targets import TargetSet, open_targets
 
@@ -30,9 +35,7 @@ def claim_run(
     """
     facts = agreed_facts(nodes)
     targets = open_for_writing(job)
-    warnings: list[str] = [
-        f"target {index} ({job.store.targets[index]}): {why}" for index, why in targets.problems.items()
-    ]
+    warnings = [targets.problems[index] for index in sorted(targets.problems)]
     identity = {
         "fixed": job.fixed(),
         "targets": list(targets.uuids),
@@ -41,7 +44,7 @@ def claim_run(
     }
 
     def check(previous: Mapping[str, Any]) -> None:
-        compare_fixed(previous["fixed"], job.fixed())
+        compare_fixed(previous["fixed"], job.fixed(), run=job.run)
         identity["targets"] = _same_targets(previous["targets"], list(targets.uuids))
         warnings.extend(_compare_facts(job, previous, facts, accept_new_data))
 
@@ -71,26 +74,46 @@ def agreed_facts(nodes: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
     return first
 
 
+def check_known_run(job: TrainJob) -> None:
+    """Refuse at once what cannot go on: nothing has to be started to find that targets of a known run are gone.
+
+    Raises DataLossError.
+    """
+    if read_entry(job.run) is not None:
+        open_for_writing(job)
+
+
 def open_for_writing(job: TrainJob) -> TargetSet:
-    """The run's targets: made on a first start, all of them; later with up to the redundancy missing."""
+    """The run's targets: on a first start all of them, made if need be; later with up to the redundancy missing.
+
+    Raises TargetUnusableError (first start), DataLossError (later).
+    """
     entry = read_entry(job.run)
     targets = open_targets(job.store.targets, deadline_seconds=job.store.deadline)
-    missing = len(targets.problems)
-    if entry is None and missing:
-        if missing == len(targets.blank):
-            return open_targets(job.store.targets, deadline_seconds=job.store.deadline, create=True)
-        if missing > job.store.redundancy:
-            raise TargetUnusableError("; ".join(_describe(job, targets)))
-    if missing > job.store.redundancy:
+    is_there = _is_on_any(targets, job)
+    if entry is None and not is_there:
+        return open_targets(job.store.targets, deadline_seconds=job.store.deadline, create=True)
+    missing, covered = len(targets.problems), job.store.redundancy
+    if missing > covered:
+        problems = "; ".join(targets.problems[index] for index in sorted(targets.problems))
         raise DataLossError(
-            f"run {job.run!r}: {missing} of {len(targets.urls)} targets are gone and redundancy covers "
-            f"{job.store.redundancy}: {'; '.join(_describe(job, targets))}; bring them back, or take another run name"
+            f"run {job.run!r}: {missing} of {len(targets.urls)} targets are gone and redundancy covers {covered}: "
+            f"{problems}; bring them back, or start under another run name"
+        )
+    if not is_there:
+        raise DataLossError(
+            f"run {job.run!r} was started from here, and none of its targets holds it any more "
+            f"({', '.join(targets.urls)}); bring them back, or start under another run name"
         )
     return targets
 
 
-def _describe(job: TrainJob, targets: TargetSet) -> list[str]:
-    return [f"target {index} ({job.store.targets[index]}): {why}" for index, why in sorted(targets.problems.items())]
+def _is_on_any(targets: TargetSet, job: TrainJob) -> bool:
+    """Whether a target that answers knows the run. True also when one cannot tell: it may."""
+    code = Code(len(targets.urls), job.store.redundancy)
+    listing = driver.run(list_everywhere(code, claim_prefix(job.run)), targets)
+    cannot_tell = any(index in listing.problems for index, _ in targets.present())
+    return cannot_tell or highest_claim(job.run, listing.keys) > 0
 
 
 def _same_targets(previous: list[str | None], present: list[str | None]) -> list[str | None]:
