@@ -70,22 +70,27 @@ def follow(after: Link, attempts: Sequence[Attempt], code: Code) -> tuple[list[G
 
 
 def _longest_chain(after: Link, attempts: Sequence[Attempt], code: Code) -> list[GroupRef]:
-    """Follow complete attempts as far as they go. Of several ends, the one that reaches the highest step."""
-    level: list[tuple[Link, list[GroupRef]]] = [(after, [])]
-    while True:
+    """Follow complete attempts as far as they go. Of several ends the one that reaches the highest step is taken.
+
+    That may be an attempt which was replaced, or which an agent put on its own after its supervisor's death, not
+    knowing of the latest groups: of one epoch all attempts hold the same record of a step.
+    """
+    reached: dict[Link, list[GroupRef]] = {after: []}
+    level = dict(reached)
+    while level:
         following: dict[Link, tuple[tuple[int, int], list[GroupRef]]] = {}
         for attempt in attempts:
             ref = attempt.ref
             if ref is None or not attempt.is_complete(code):
                 continue
-            for link, path in level:
+            for link, path in level.items():
                 if _follows(ref, link):
                     rank = (len(attempt.valid), -ref.attempt)
                     if _link(ref) not in following or following[_link(ref)][0] < rank:
                         following[_link(ref)] = (rank, [*path, ref])
-        if not following:
-            return max(level, key=lambda end: (end[0].step, end[0].digest or ""))[1]
-        level = [(link, path) for link, (_, path) in following.items()]
+        level = {link: path for link, (_, path) in following.items()}
+        reached.update(level)
+    return reached[max(reached, key=lambda link: (link.step, link.sequence or 0, link.digest or ""))]
 
 
 def _find_missing(end: Link, attempts: Sequence[Attempt], code: Code) -> Stuck | None:

@@ -333,10 +333,11 @@ class Writer:
         rng = self.cast.world.rng
         if not self.lineage.bases or rng.random() < 0.5:
             return
-        groups = self.lineage.groups
-        first = self.lineage.end_step + 1
-        last = first + rng.randint(0, 2)
+        last = self.lineage.end_step + rng.randint(1, 3)
         for rank in range(rng.randint(1, 2)):
+            groups, first = list(self.lineage.groups), self.lineage.end_step + 1
+            while groups and groups[-1].epoch == self.epoch and rng.random() < 0.4:
+                first = groups.pop().first  # the agent has not heard of the latest
             name = GroupName(self.epoch, self.name, groups[-1].seq + 1 if groups else 1, first, last, 1000 + rank)
             contents = {step: f"{self.epoch}-{self.name}:{step}" for step in range(first, last + 1)}
             previous = groups[-1].digest if groups else ""

@@ -92,11 +92,18 @@ def test_a_stripe_of_a_later_group_proves_that_the_missing_one_was_acknowledged(
 
 
 def test_of_repeated_attempts_the_one_that_the_next_group_names_is_taken() -> None:
-    """A fresh gang may cut elsewhere: the first attempt reached further, and was given up."""
-    given_up, taken = attempt(1, 1, 8), attempt(1, 1, 4, number=2)
+    """A fresh gang may cut elsewhere."""
+    given_up, taken = attempt(1, 1, 5), attempt(1, 1, 4, number=2)
     following = attempt(2, 5, 6, previous=digest_of(1, 1, 4))
     chain, stuck = follow(START, [given_up, taken, following], CODE)
     assert (steps_of(chain), stuck) == ([(1, 4, 2), (5, 6, 1)], None)
+
+
+def test_what_an_agent_put_on_its_own_is_taken_though_it_did_not_know_of_the_latest_groups() -> None:
+    """Its supervisor was killed before it could tell; no step is lost."""
+    acknowledged = [attempt(1, 1, 4), attempt(2, 5, 6, previous=digest_of(1, 1, 4))]
+    chain, stuck = follow(START, [*acknowledged, attempt(1, 1, 9, number=1000)], CODE)
+    assert (steps_of(chain), stuck) == ([(1, 9, 1000)], None)
 
 
 def test_of_repeated_attempts_at_the_end_the_one_that_reaches_further_is_taken() -> None:
