@@ -68,9 +68,12 @@ class RunError(OpenClawError):
 
 
 class RecipeStepError(RunError):
-    """The user's code raised while training; `traceback_text` is its own traceback."""
+    """The user's code raised while training; `traceback_text` is its own traceback.
 
-    def __init__(self, message: str, *, step: int, rank: int, traceback_text: str) -> None:
+    `rank` is None for a rank that was not in any formation yet.
+    """
+
+    def __init__(self, message: str, *, step: int, rank: int | None, traceback_text: str) -> None:
         super().__init__(message)
         self.step = step
         self.rank = rank

@@ -85,6 +85,7 @@ class Agent:
         self._beat_at = 0.0
         self._place_lost_at: float | None = None
         self._orphaned_at: float | None = None
+        self._is_over = False  # the supervisor has ended the gang
         self._running = True
 
     def run(self) -> None:
@@ -130,7 +131,7 @@ class Agent:
             self._become_orphan(str(error))
 
     def _tell(self, frame: Frame) -> None:
-        if self._orphaned_at is not None:
+        if self._orphaned_at is not None or self._is_over:
             return
         try:
             self._wire.send(frame)
@@ -167,6 +168,7 @@ class Agent:
             case "beat":
                 pass
             case "end":
+                self._is_over = True
                 self._running = False
             case other:
                 raise AssertionError(f"unknown order {other!r}")
@@ -341,7 +343,7 @@ class Agent:
 
     def _tick(self, now: float) -> None:
         for rank in list(self._ranks.values()):
-            reason = rank.stuck_because(now)
+            reason = rank.stuck_because(now, self._lease_seconds)
             if reason is not None:
                 rank.moved_at = now  # tell it once in a while, not at each tick
                 self._tell({"type": "rank-hung", "member": rank.member, "reason": reason, **_struck(rank)})
@@ -373,7 +375,7 @@ class Agent:
 
     def _become_orphan(self, reason: str) -> None:
         """The supervisor is gone: let the ranks end together after their step, then flush what is final."""
-        if self._orphaned_at is not None:
+        if self._orphaned_at is not None or self._said_goodbye():
             return
         print(f"supervisor lost: {reason}; ranks finish their step, records are flushed", file=sys.stderr)
         self._orphaned_at = time.monotonic()
@@ -382,6 +384,16 @@ class Agent:
             self._pass_on(rank.member, {"type": "dismiss"})
         for number in self._spares:
             self._launcher.kill(number)
+
+    def _said_goodbye(self) -> bool:
+        """Whether it had ended the gang before it went: a send can fail while its last words are still unread."""
+        try:
+            for frame in self._wire.receive():
+                if frame["type"] in ("durable", "end"):
+                    self._obey(frame)
+        except WireClosed:
+            pass
+        return self._is_over
 
     def _tick_orphan(self, now: float) -> None:
         assert self._orphaned_at is not None

@@ -15,7 +15,6 @@ from openclaw_tasks.training.progress import Phase, ProgressPage
 from openclaw_tasks.training.ring import RecordRing
 
 FROZEN_SECONDS = 2.0  # a stopped process is given up after this, or three of its own step times
-SILENT_SECONDS = 10.0  # one that runs or sleeps, but does not move, after this or ten step times
 STARTING_SECONDS = 300.0  # imports, the user's constructor, restoring a state
 
 
@@ -33,8 +32,11 @@ class Rank:
     left_at_step: int | None = None
     failed: bool = False
 
-    def stuck_because(self, now: float) -> str | None:
-        """Why this rank counts as hung, or None: judged by its own progress and its own step times."""
+    def stuck_because(self, now: float, lease_seconds: float) -> str | None:
+        """Why this rank counts as hung, or None: judged by its own progress and its own step times.
+
+        One that runs or sleeps, but does not move, is given up after the lease or ten of its step times.
+        """
         beats = self.progress.beats
         if beats != self.beats:
             self.beats, self.moved_at = beats, now
@@ -47,7 +49,7 @@ class Rank:
             if still >= max(FROZEN_SECONDS, 3 * step_seconds):
                 return f"frozen: its process is stopped and has not moved for {still:.1f} s"
             return None
-        patience = max(SILENT_SECONDS, 10 * step_seconds)
+        patience = max(FROZEN_SECONDS, lease_seconds, 10 * step_seconds)
         if self.progress.phase in (Phase.STARTING, Phase.JOINING) or not step_seconds:
             patience = STARTING_SECONDS
         if still >= patience:

@@ -18,7 +18,7 @@ from openclaw_tasks.config.job import TrainJob
 from openclaw_tasks.errors import OpenClawError, RunError
 from openclaw_tasks.gang.board import Facts
 from openclaw_tasks.gang.placing import Placement
-from openclaw_tasks.gang.supervisor import Supervisor
+from openclaw_tasks.gang.supervisor import AGENT_LOST, Supervisor
 from openclaw_tasks.observe.events import EventLog
 
 AGENTS_SECONDS = 120.0
@@ -41,6 +41,7 @@ class Gang:
         self._supervisor = Supervisor(job, events, bytes.fromhex(token), faults)
         self.board = self._supervisor.board
         self._writer: RunWriter | None = None
+        self._gangs_lost: set[tuple[int, str]] = set()  # (step, cause) of each loss of every rank
 
     def __enter__(self) -> Gang:
         self._supervisor.start()
@@ -96,12 +97,24 @@ class Gang:
         self._supervisor.attach(writer)
 
     def begin_again(self) -> bool:
-        """Start fresh ranks if the gang was lost, once all that was final is in storage; whether it was."""
-        lost = self.board.read(lambda facts: facts.lost_cause is not None)
-        if lost:
-            self.settle()
-            self._supervisor.restart()
-        return bool(lost)
+        """Start fresh ranks if the gang was lost, once all that was final is in storage; whether it was.
+
+        Raises RunError when the same cause took every rank in the same step before: it would do so for ever.
+        """
+        lost = self.board.read(lambda facts: facts.lost_cause and (facts.step + 1, facts.lost_cause.split(":")[0]))
+        if not lost:
+            return False
+        step, cause = lost
+        # Machines come and go, and what takes them says nothing of the step.
+        if lost in self._gangs_lost and cause != AGENT_LOST:
+            raise RunError(
+                f"step {step}: no rank survives it, twice in a row ({cause}); look at what the recipe and its data do "
+                "there, and at the workers' memory"
+            )
+        self._gangs_lost.add(lost)
+        self.settle()
+        self._supervisor.restart()
+        return True
 
     def wait_for_step(self, step: int) -> None:
         """Return when `step` has been applied. Raises GangLostError, or the run's error."""

@@ -99,8 +99,8 @@ class AgentKeeper:
         try:
             self._process.stdin.write(json.dumps(self._config).encode() + b"\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it has just died; the next one is told
+        except (BrokenPipeError, ValueError):
+            pass  # it has just died, and perhaps its input has been closed; the next one is told
 
 
 def _close_input(process: subprocess.Popen[bytes]) -> None:

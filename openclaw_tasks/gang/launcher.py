@@ -50,8 +50,8 @@ class Launcher:
         poller = select.poll()
         poller.register(self._line, select.POLLIN)
         poller.register(self._wake_read, select.POLLIN)
-        self._line.send({"type": "launcher-ready"})
         try:
+            self._line.send({"type": "launcher-ready"})
             while True:
                 poller.poll()
                 with contextlib.suppress(BlockingIOError):

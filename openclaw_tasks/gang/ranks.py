@@ -74,8 +74,8 @@ class Agreement:
         )
 
 
-def error_of(rank: str, message: Mapping[str, Any]) -> OpenClawError:
-    """The error that a rank reported, as the run's own."""
+def error_of(rank: str, number: int | None, message: Mapping[str, Any]) -> OpenClawError:
+    """The error that a rank reported, as the run's own; `rank` says in words which one it is."""
     known = getattr(errors, message["error"], None)
     text = str(message["message"])
     if message["is_ours"] and isinstance(known, type) and known is not RecipeStepError:
@@ -84,4 +84,4 @@ def error_of(rank: str, message: Mapping[str, Any]) -> OpenClawError:
         Exception.__init__(error, f"{rank}: {text}")
         return error
     summary = f"{rank}, step {message['step']}: {message['error']}: {text}".splitlines()[0]
-    return RecipeStepError(summary, step=int(message["step"]), rank=0, traceback_text=str(message["traceback"]))
+    return RecipeStepError(summary, step=int(message["step"]), rank=number, traceback_text=str(message["traceback"]))

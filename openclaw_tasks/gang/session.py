@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Any
 
+from openclaw_tasks.checkpoint.reader import RunReader
 from openclaw_tasks.checkpoint.writer import RunWriter
 from openclaw_tasks.config.faults import Fault, parse_faults
 from openclaw_tasks.config.home import write_entry
@@ -32,6 +33,7 @@ from openclaw_tasks.gang.placing import DaskPlacement, Placement
 from openclaw_tasks.observe.events import Event, EventLog
 from openclaw_tasks.observe.logs import RunLogging
 from openclaw_tasks.observe.narration import narrate
+from openclaw_tasks.storage.targets import open_targets
 
 STOP_SECONDS = 8.0  # for the ranks to end their step and the log to be flushed, when a run is interrupted
 
@@ -119,10 +121,20 @@ class Session:
         """Everything is in storage: book the end of the run."""
         steps = self.job.steps
         self.gang.wait_for_durable(steps)
-        digests = self.gang.board.read(lambda facts: facts.digests.get(steps, {}))
+        digests = self.gang.board.read(lambda facts: facts.digests.get(steps)) or self._stored_digests(steps)
         size = self.gang.board.read(lambda facts: facts.full_checkpoint_bytes)
         self.events.emit("finished", final_step=steps, full_checkpoint_bytes=size, **digests)
         write_entry(self.job, state="finished", step=steps)
+
+    def _stored_digests(self, step: int) -> dict[str, Any]:
+        """What storage says of a step that no rank of this attempt has done: the run had reached it before."""
+        targets = open_targets(self.job.store.targets, deadline_seconds=self.job.store.deadline)
+        with RunReader(targets, self.job.run) as reader:
+            manifest = reader.manifest(reader.choose_base(step))
+        if manifest.step != step:
+            return {}
+        names = ("weights_digest", "state_digest", "applied")
+        return {name: getattr(manifest, name) for name in names}
 
     @contextlib.contextmanager
     def stage(self, name: str, segment: int | None = None, attempt: int = 1) -> Iterator[None]:

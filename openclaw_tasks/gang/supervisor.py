@@ -35,6 +35,7 @@ from openclaw_tasks.observe.events import EventLog
 from openclaw_tasks.recovery import machine
 from openclaw_tasks.recovery.machine import Phase
 
+AGENT_LOST = "agent lost"  # the cause of a loss, as the machine gives it, too
 _TICK_SECONDS = 0.02
 
 
@@ -74,7 +75,9 @@ class Supervisor:
 
     def restart(self) -> None:
         """Begin again with fresh ranks after the gang was lost."""
-        self._ask(self._restart)
+        # Here, not in the thread: who waits for the fresh gang must not meet the loss of the old one.
+        self.board.update(lambda facts: setattr(facts, "lost_cause", None))
+        self._ask(lambda: self._feed(machine.Restarted(time.monotonic())))
 
     def request_stop(self) -> None:
         """Let the ranks end together after the step they are in."""
@@ -160,7 +163,7 @@ class Supervisor:
         for number in [number for number, on in self._spare_agents.items() if on == name]:
             self._spare_done({"number": number, "ok": False, "error": f"agent {name} was lost", "retry": True})
         if self._machine is not None and any(member.agent == name for member in self._machine.members):
-            self._note_loss("agent lost", self._struck_agents.pop(name, now), now)
+            self._note_loss(AGENT_LOST, self._struck_agents.pop(name, now), now)
         self._feed(machine.AgentLost(name, now))
 
     def _tell(self, name: str, frame: Frame) -> None:
@@ -224,7 +227,7 @@ class Supervisor:
                 lag = f"storage lags by {message['slots']} steps: training waits for the durable step"
                 self._events.emit("waiting", step=message["step"], reason=None if message["is_over"] else lag)
             case "error":
-                self._fail(error_of(self._rank_name(member), message))
+                self._fail(error_of(self._rank_name(member), self._rank_of(member), message))
 
     def _rank_ready(self, member: int, message: dict[str, Any]) -> None:
         assert self._machine is not None
@@ -239,10 +242,14 @@ class Supervisor:
         self.board.update(lambda facts: setattr(facts, "full_checkpoint_bytes", size))
         self._feed(machine.RankReady(member, (self._reception.host_of(known.agent), message["port"])))
 
+    def _rank_of(self, member: int) -> int | None:
+        """Its rank in the active formation, None if it is not in it."""
+        assert self._machine is not None
+        return self._machine.active.rank_of(member) if self._machine.active is not None else None
+
     def _rank_name(self, member: int) -> str:
         assert self._machine is not None
-        active = self._machine.active
-        rank = active.rank_of(member) if active is not None else None
+        rank = self._rank_of(member)
         known = self._machine.member(member)
         place = f" on {known.agent}" if known is not None else ""
         return f"rank {rank}{place}" if rank is not None else f"a new rank{place}"
@@ -324,10 +331,6 @@ class Supervisor:
         for name in self._reception.names:
             self._tell(name, keeping.durable_frame())
             self._feed(machine.AgentJoined(name))
-
-    def _restart(self) -> None:
-        self.board.update(lambda facts: setattr(facts, "lost_cause", None))
-        self._feed(machine.Restarted(time.monotonic()))
 
     def _feed(self, event: machine.Event) -> None:
         """Give the machine an event; what its instructions bring about waits until they are all carried out."""
