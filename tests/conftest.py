@@ -1,22 +1,37 @@
-"""Fixtures for all tests: the leak check, and a home folder whose Prefect database exists already."""
+"""Fixtures for all tests: the leak check, agents kept warm, and a home folder whose Prefect database exists already."""
 
 from __future__ import annotations
 
+import os
+import random
 import shutil
 import sqlite3
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import leaks
+import psutil
 import pytest
 
+from openclaw_tasks.gang.gang import Gang
+from openclaw_tasks.gang.placing import WarmAgents
+from openclaw_tasks.observe.events import EventLog
 from openclaw_tasks.steps.server import join_server
+
+if TYPE_CHECKING:
+    from gang_runs import GangRuns
 
 TESTS = Path(__file__).parent
 
 CHECKED_FOLDERS = (TESTS / "integration", TESTS / "chaos")
+
+NUM_WARM_AGENTS = 4
+SEED = "OPENCLAW_TEST_SEED"
+"""Set it to what a failed test has printed, to strike at the same steps again."""
+_WARM = pytest.StashKey[WarmAgents]()
 
 
 @pytest.fixture(autouse=True)
@@ -29,10 +44,55 @@ def no_leaks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv(leaks.MARK, mark)
     before = leaks.take_stock()
     yield
-    found = leaks.wait_for_leaks(before, mark)
+    warm = request.session.stash.get(_WARM, None)
+    found = leaks.wait_for_leaks(before, mark, expected=lambda: _warm_processes(warm))
     if found:
-        leaks.kill_leftovers(before, mark)
+        leaks.kill_leftovers(before, mark, _warm_processes(warm))
         pytest.fail("left behind: " + "; ".join(found))
+
+
+@pytest.fixture(scope="session")
+def warm_agents(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmAgents]:
+    """Agents that serve one test's gang after the other's, all up before the first test.
+
+    A test may kill them: others follow. Ranks and spare jobs that they leave behind are leaks like any.
+    """
+    import zoo  # with torch, which most tests do without
+
+    with WarmAgents(tmp_path_factory.mktemp("agents")) as agents:
+        placement = agents.placement(NUM_WARM_AGENTS)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("OPENCLAW_HOME", str(tmp_path_factory.mktemp("warming-up")))
+            job = zoo.job(cluster={"workers": NUM_WARM_AGENTS})
+            with Gang(job, placement, EventLog(job.run)) as gang:
+                gang.profile()  # answered by processes that the launchers have forked
+        request.session.stash[_WARM] = agents
+        yield agents
+        del request.session.stash[_WARM]
+
+
+@pytest.fixture
+def gang(
+    warm_agents: WarmAgents, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> GangRuns:
+    """Runs on warm agents, in a home and with targets of this test's own."""
+    from gang_runs import GangRuns
+
+    monkeypatch.setenv("OPENCLAW_HOME", str(tmp_path / "home"))
+    seed = os.environ.get(SEED) or uuid.uuid4().hex[:8]
+    print(f"{SEED}={seed}")  # shown when the test fails
+    return GangRuns(warm_agents, tmp_path, random.Random(f"{seed} {request.node.name}"))
+
+
+def _warm_processes(agents: WarmAgents | None) -> set[int]:
+    """The warm agents and their launchers, as of now."""
+    found: set[int] = set()
+    for pid in [] if agents is None else agents.pids():
+        try:
+            found |= {pid, *(child.pid for child in psutil.Process(pid).children())}
+        except psutil.NoSuchProcess:  # it was killed; another follows
+            continue
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -44,29 +44,39 @@ def take_stock() -> Holdings:
     )
 
 
-def wait_for_leaks(before: Holdings, mark: str, settle_seconds: float = SETTLE_SECONDS) -> list[str]:
-    """What is left of a test, in words; empty as soon as nothing is. What passes in the given time is no leak."""
+def wait_for_leaks(
+    before: Holdings,
+    mark: str,
+    settle_seconds: float = SETTLE_SECONDS,
+    *,
+    expected: Callable[[], Collection[int]] = frozenset,
+) -> list[str]:
+    """What is left of a test, in words; empty as soon as nothing is. What passes in the given time is no leak.
+
+    `expected`: processes that outlive tests on purpose, as of now; those below them count as leaks.
+    """
     deadline = time.monotonic() + settle_seconds
     while True:
-        found = _find_leaks(before, mark)
+        found = _find_leaks(before, mark, expected())
         if not found or time.monotonic() > deadline:
             return found
         gc.collect()  # what only a cycle still holds is no leak
         time.sleep(_POLL_SECONDS)
 
 
-def kill_leftovers(before: Holdings, mark: str) -> None:
+def kill_leftovers(before: Holdings, mark: str, expected: Collection[int] = ()) -> None:
     """End the processes that a test left, so that it alone fails for them."""
-    for process in _leftover_processes(before, mark):
+    for process in _leftover_processes(before, mark, expected):
         try:
             process.kill()
         except psutil.NoSuchProcess:
             pass
 
 
-def _find_leaks(before: Holdings, mark: str) -> list[str]:
+def _find_leaks(before: Holdings, mark: str, expected: Collection[int]) -> list[str]:
     now = take_stock()
-    found = [f"process {process.pid}: {_describe(process)}" for process in _leftover_processes(before, mark)]
+    leftovers = _leftover_processes(before, mark, expected)
+    found = [f"process {process.pid}: {_describe(process)}" for process in leftovers]
     found += [f"listening port {port} of this process" for port in sorted(now.ports - before.ports)]
     new_memory = now.shared_memory - before.shared_memory
     found += [f"shared memory /dev/shm/{name}" for name in sorted(new_memory - _mapped_by_others(new_memory, mark))]
@@ -77,10 +87,11 @@ def _find_leaks(before: Holdings, mark: str) -> list[str]:
     return found
 
 
-def _leftover_processes(before: Holdings, mark: str) -> list[psutil.Process]:
+def _leftover_processes(before: Holdings, mark: str, expected: Collection[int]) -> list[psutil.Process]:
     mine = {child.pid: child for child in psutil.Process().children(recursive=True)}
     mine |= {process.pid: process for process in _marked_processes(mark)}
-    return [mine[pid] for pid in sorted(mine) if pid not in before.children and _is_running(mine[pid])]
+    accounted = before.children.union(expected)
+    return [mine[pid] for pid in sorted(mine) if pid not in accounted and _is_running(mine[pid])]
 
 
 def _marked_processes(mark: str) -> Iterator[psutil.Process]:

@@ -25,6 +25,10 @@ FEATURES, CLASSES = 8, 4
 
 OPTIMIZERS = ("adamw", "sgd", "adafactor")
 
+TIMING = ("pause_seconds", "crawl_while")
+"""Arguments of recipes that change how long a step takes, and none of its bits."""
+_CRAWL_SECONDS = 0.1
+
 
 def job(recipe: str = "Tiny", **keys: Any) -> TrainJob:
     """A job of 12 steps of 16 samples in 8 shards; `keys` replace or add top-level keys."""
@@ -76,7 +80,8 @@ class Blobs(Dataset[Sample]):
 class Tiny(Recipe):
     """A classifier with one hidden layer; what the others are made of.
 
-    `pause_seconds`: sleep in each shard, for tests that need time to strike.
+    `pause_seconds`: sleep in each shard, for tests that need time to strike. `crawl_while`: sleep much longer in
+    each as long as this file exists, for tests that wait for something to happen while training goes on.
     """
 
     augmented = False
@@ -89,12 +94,14 @@ class Tiny(Recipe):
         optimizer: str = "adamw",
         lr: float = 0.01,
         pause_seconds: float = 0.0,
+        crawl_while: str | None = None,
         **rest: Any,
     ) -> None:
         super().__init__(**rest)
         self.width, self.samples = width, samples
         self.optimizer_name, self.lr = optimizer, lr
         self.pause_seconds = pause_seconds
+        self.crawl_while = None if crawl_while is None else Path(crawl_while)
 
     def model(self) -> nn.Module:
         return nn.Sequential(
@@ -108,7 +115,8 @@ class Tiny(Recipe):
         return Blobs(self.samples, self.augmented)
 
     def loss(self, model: nn.Module, batch: Any) -> LossSum:
-        time.sleep(self.pause_seconds)
+        is_crawling = self.crawl_while is not None and self.crawl_while.exists()
+        time.sleep(_CRAWL_SECONDS if is_crawling else self.pause_seconds)
         return LossSum(F.cross_entropy(model(batch.features), batch.label, reduction="sum"), len(batch.label))
 
     def optimizer(self, params: Sequence[nn.Parameter]) -> Optimizer:
