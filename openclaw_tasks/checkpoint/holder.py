@@ -104,6 +104,22 @@ def _look(run: str, num_targets: int) -> Steps[tuple[list[Holder], int]]:
     return holders, highest_claim(run, listing.keys)
 
 
+class Fence:
+    """Whether the right to write is lost; `on_lost` is called once, by whoever hears of it first."""
+
+    def __init__(self, on_lost: Callable[[], None] | None) -> None:
+        self.is_lost = threading.Event()
+        self._on_lost = on_lost
+        self._lock = threading.Lock()
+
+    def lose(self) -> None:
+        with self._lock:
+            is_news = not self.is_lost.is_set()
+            self.is_lost.set()
+        if is_news and self._on_lost is not None:
+            self._on_lost()
+
+
 class Heartbeat:
     """Replaces `holder.json` every 2 s, one thread a target, so that a slow one holds up no other.
 

@@ -25,7 +25,7 @@ from openclaw_tasks.checkpoint.history import (
     read_known_history,
     read_newest_start,
 )
-from openclaw_tasks.checkpoint.holder import Heartbeat, await_lease, this_process
+from openclaw_tasks.checkpoint.holder import Fence, Heartbeat, await_lease, this_process
 from openclaw_tasks.checkpoint.lineage import BaseRef, BaseSpec, GroupSpec, Lineage
 from openclaw_tasks.checkpoint.mending import Mender, Patience
 from openclaw_tasks.checkpoint.operations import Steps
@@ -55,13 +55,13 @@ class RunWriter:
         start: Start,
         history: History,
         heartbeat: Heartbeat,
-        fenced: threading.Event,
+        fence: Fence,
     ) -> None:
         """Use `RunWriter.start`."""
         self.run = start.run
         self.epoch = start.epoch
         self.writer = start.writer
-        self.fenced = fenced
+        self.fenced = fence.is_lost
         """Set when a newer epoch was seen."""
         self.warnings = [_with_url(note, targets) for note in history.notes]
         self.is_new = not history.lineage.bases
@@ -70,6 +70,7 @@ class RunWriter:
         self._code = code
         self._start = start
         self._heartbeat = heartbeat
+        self._fence = fence
         self._lock = threading.RLock()
         self._lineage = replace(history.lineage, epoch=start.epoch, writer=start.writer, job=start.job)
         self._attempts = 0
@@ -119,29 +120,18 @@ class RunWriter:
             process=this_process(),
             target_uuids=_uuids(targets, previous),
             job=dict(job),
-            identity=dict(identity),
+            identity=dict(identity),  # after the check, which may complete it
             reason="rollback" if rollback else "resume" if previous else "first",
         )
-        epoch = patience.insist(
-            lambda: driver.run(claim_epoch(starter, jitter=lambda: random.uniform(0.05, 0.5)), targets)
-        )
-        fenced = threading.Event()
-        lock = threading.Lock()
-
-        def lose() -> None:
-            with lock:
-                is_news = not fenced.is_set()
-                fenced.set()
-            if is_news and on_fenced is not None:
-                on_fenced()
-
-        heartbeat = Heartbeat(targets, run, epoch, starter.writer, on_fenced=lose)
+        epoch = patience.insist(lambda: driver.run(claim_epoch(starter, jitter=_jitter), targets))
+        fence = Fence(on_fenced)
+        heartbeat = Heartbeat(targets, run, epoch, starter.writer, on_fenced=fence.lose)
         try:
             start, history = patience.insist(lambda: driver.run(_read_and_start(starter, epoch, rollback), targets))
-        except BaseException:
-            heartbeat.stop(release=True)
+        except BaseException as error:
+            heartbeat.stop(release=not isinstance(error, FencedError))
             raise
-        return cls(targets, code, start, history, heartbeat, fenced)
+        return cls(targets, code, start, history, heartbeat, fence)
 
     @property
     def lineage(self) -> Lineage:
@@ -287,7 +277,7 @@ class RunWriter:
         try:
             return driver.run(steps, self._targets, may_skip=may_skip)
         except FencedError:
-            self.fenced.set()
+            self._fence.lose()
             raise
 
     def _expired_pins(self, lease_seconds: float) -> frozenset[str]:
@@ -305,6 +295,10 @@ class RunWriter:
                 "end_step": lineage.end_step,
             }
         )
+
+
+def _jitter() -> float:
+    return random.uniform(0.05, 0.5)
 
 
 def _read_and_start(starter: Starter, epoch: int, rollback: Rollback | None) -> Steps[tuple[Start, History]]:

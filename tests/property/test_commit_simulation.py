@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from simulation.actors import RULES
 from simulation.commit import CODES, run_schedule
+from simulation.rules import RULES
 
 from openclaw_tasks.checkpoint.code import Code
 

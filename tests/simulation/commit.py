@@ -27,9 +27,12 @@ from openclaw_tasks.checkpoint.history import read_history
 from openclaw_tasks.checkpoint.operations import Steps
 from openclaw_tasks.checkpoint.start import Starter, claim_epoch, start_epoch
 from openclaw_tasks.errors import DataLossError, NotDurableError
-from simulation.actors import PROCESS, RULES, Actor, Cast, Reader, Writer, read_everything
+from simulation.cast import PROCESS, Actor, Cast
 from simulation.promises import Oracle
+from simulation.readers import Reader, read_everything
+from simulation.rules import RULES
 from simulation.world import RUN, Odds, Violation, World
+from simulation.writers import Writer
 
 T = TypeVar("T")
 CODES = (Code(5, 2), Code(3, 1), Code(4, 1), Code(1, 0))

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from openclaw_tasks.checkpoint import paths
 from openclaw_tasks.checkpoint.documents import BaseManifest, Start
-from openclaw_tasks.checkpoint.history import History, base_name, group_name, object_names
+from openclaw_tasks.checkpoint.history import History, group_name
 from openclaw_tasks.checkpoint.lineage import GroupRef, Lineage
+from openclaw_tasks.checkpoint.run_documents import base_name, object_names
 from openclaw_tasks.checkpoint.stripes import parse_stripe
 from openclaw_tasks.errors import DamagedError
 from simulation.world import RUN, Violation, Watcher, World

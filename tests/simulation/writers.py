@@ -1,34 +1,21 @@
-"""Writers, putters and readers: the product's generators, put together the way processes do.
-
-`Rules` names what a variant leaves out; every rule is left out here, by answering or composing differently, never by
-a switch in the product.
-"""
+"""Flow processes and putters: the product's generators, put together the way these do."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
 
-from openclaw_tasks.checkpoint import paths
 from openclaw_tasks.checkpoint.commit import StripedObject, commit_base, commit_group, commit_note
-from openclaw_tasks.checkpoint.documents import BaseManifest, BaseNote, BaseObject, Holder, Pin, Process
-from openclaw_tasks.checkpoint.fetch import fetch
-from openclaw_tasks.checkpoint.history import History, group_name, read_history
+from openclaw_tasks.checkpoint.documents import BaseManifest, BaseNote, BaseObject, Holder
+from openclaw_tasks.checkpoint.history import read_history
 from openclaw_tasks.checkpoint.lineage import BaseRef, GroupRef, Lineage
 from openclaw_tasks.checkpoint.operations import (
-    Answer,
-    Create,
-    List,
-    Operation,
     Pause,
     Replace,
     Steps,
     create_everywhere,
 )
 from openclaw_tasks.checkpoint.paths import BaseName, GroupName, ObjectName
-from openclaw_tasks.checkpoint.pins import drop_pin, pin_history
 from openclaw_tasks.checkpoint.repair import repair
 from openclaw_tasks.checkpoint.retention import choose_floor, retain
 from openclaw_tasks.checkpoint.start import Rollback, Starter, claim_epoch, start_epoch
@@ -38,120 +25,11 @@ from openclaw_tasks.errors import (
     FencedError,
     JobError,
     NotDurableError,
-    StoreTimeoutError,
-    TargetLostError,
 )
-from simulation.promises import Contents, Oracle
-from simulation.world import RUN, Violation, World
-
-RULES = (
-    "fence check",
-    "claim before read",
-    "repair",
-    "torn tail",
-    "parts before manifest",
-    "pins before deletes",
-    "claims before deletes",
-    "degraded mark",
-    "announced floor",
-)
-PROCESS = Process(host="h", boot="b", pid=1, started=1)
-T = TypeVar("T")
-Rewrite = Callable[[Operation], Operation | None]
-"""What is done in place of an operation; None: nothing, and it is answered by None."""
-
-
-def rewritten(
-    steps: Steps[T], rewrite: Rewrite, answer: Callable[[Operation, Answer], Answer] = lambda _, a: a
-) -> Steps[T]:
-    """`steps`, with operations left out and answers changed on the way."""
-    try:
-        batch = next(steps)
-        while True:
-            passed = [operation for operation in batch if rewrite(operation) is not None]
-            answers = iter((yield passed) if passed else ())
-            seen = [answer(operation, next(answers)) if rewrite(operation) is not None else None for operation in batch]
-            batch = steps.send(seen)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
-
-
-def blind_to_claims(steps: Steps[T], epoch: int) -> Steps[T]:
-    def filtered(operation: Operation, answer: Answer) -> Answer:
-        if isinstance(operation, List) and isinstance(answer, list):
-            return [key for key in answer if (paths.parse_claim_key(RUN, key) or 0) <= epoch]
-        return answer
-
-    return rewritten(steps, lambda operation: operation, filtered)
-
-
-def blind_to_pins(steps: Steps[T]) -> Steps[T]:
-    def filtered(operation: Operation, answer: Answer) -> Answer:
-        if isinstance(operation, List) and isinstance(answer, list):
-            return [key for key in answer if paths.parse_pin_key(RUN, key) is None]
-        return answer
-
-    return rewritten(steps, lambda operation: operation, filtered)
-
-
-def noting_trouble(steps: Steps[T], troubled: set[int]) -> Steps[T]:
-    """Adds the targets that did not answer properly."""
-
-    def note(operation: Operation, answer: Answer) -> Answer:
-        if isinstance(answer, StoreTimeoutError | TargetLostError):
-            troubled.add(getattr(operation, "target", -1))
-        return answer
-
-    return rewritten(steps, lambda operation: operation, note)
-
-
-def without_writes(steps: Steps[T], *marks: str) -> Steps[T]:
-    """Creates and replaces of keys that contain one of `marks` do nothing."""
-
-    def rewrite(operation: Operation) -> Operation | None:
-        if isinstance(operation, Create | Replace) and any(mark in operation.key for mark in marks):
-            return None
-        return operation
-
-    return rewritten(steps, rewrite)
-
-
-@dataclass(slots=True)
-class Actor:
-    """A process: a generator and its open batch. Operations on one target keep their order; targets do not."""
-
-    steps: Steps[Any]
-    batch: Sequence[Operation] = ()
-    answers: list[Answer] = field(default_factory=list)
-    left: list[int] = field(default_factory=list)
-    is_started: bool = False
-    on_death: Callable[[], None] | None = None
-
-    @property
-    def is_waiting(self) -> bool:
-        return any(isinstance(operation, Pause) for operation in self.batch)
-
-    def advance(self, world: World) -> bool:
-        """Do one operation; False when the process has ended."""
-        if not self.is_started:
-            self.is_started = True
-            return self._send(None)
-        if self.left:
-            target = getattr(self.batch[world.rng.choice(self.left)], "target", None)
-            place = next(place for place in self.left if getattr(self.batch[place], "target", None) == target)
-            self.left.remove(place)
-            operation = self.batch[place]
-            self.answers[place] = None if isinstance(operation, Pause) else world.perform(operation)
-        return self._send(self.answers) if not self.left else True
-
-    def _send(self, answers: list[Answer] | None) -> bool:
-        try:
-            self.batch = next(self.steps) if answers is None else self.steps.send(answers)
-        except StopIteration:
-            return False
-        self.answers = [None] * len(self.batch)
-        self.left = list(range(len(self.batch)))
-        return True
+from simulation.cast import PROCESS, Actor, Cast
+from simulation.promises import Contents
+from simulation.rules import blind_to_claims, blind_to_pins, noting_trouble, without_writes
+from simulation.world import RUN
 
 
 @dataclass(slots=True)
@@ -161,17 +39,6 @@ class Outcome:
     ref: GroupRef | None = None
     is_done: bool = False
     is_fenced: bool = False
-
-
-@dataclass(slots=True)
-class Cast:
-    """What all actors of a schedule share."""
-
-    world: World
-    oracle: Oracle
-    left_out: str | None
-    new_actors: list[Actor] = field(default_factory=list)
-    dead_pins: set[str] = field(default_factory=set)
 
 
 def put_group(cast: Cast, name: GroupName, previous: str, contents: Contents, outcome: Outcome) -> Steps[None]:
@@ -451,78 +318,3 @@ class Writer:
                 yield from repair(history)
             except DataLossError as error:
                 self.cast.oracle.check_loss(str(error))
-
-
-class Reader:
-    """Reads a run without a claim, with or without a pin."""
-
-    def __init__(self, cast: Cast, name: str) -> None:
-        self.cast = cast
-        self.name = name
-        self.pin = name
-
-    def live(self) -> Steps[None]:
-        """Read it all some times over."""
-        for number in range(self.cast.world.rng.randint(1, 4)):
-            yield from self.read(f"{self.name}x{number}")
-            for _ in range(self.cast.world.rng.randint(1, 200)):
-                yield [Pause(1)]
-
-    def read(self, name: str) -> Steps[None]:
-        code, oracle = self.cast.world.code, self.cast.oracle
-        self.pin = name
-        pin = Pin(run=RUN, id=name, counter=0, bases=(), first=0, purpose="", process=PROCESS)
-        try:
-            first_look = yield from read_history(RUN, code.n, code, deep_bytes=0)
-            pin = replace_pin(pin, first_look)
-            promised = dict(oracle.promised)
-            cuts = len(oracle.cuts)
-            history = yield from pin_history(code, pin, deep_bytes=0)
-        except NotDurableError:
-            self.cast.dead_pins.add(name)
-            return
-        if history.start is None or history.stuck is not None:
-            # Without a claim the listing is not of one moment, so this may pass: a reader looks again.
-            self.cast.dead_pins.add(name)
-            return
-        if len(oracle.cuts) == cuts:
-            oracle.check_lineage(history.lineage, promised, f"reader {name}")
-        oracle.pinned[name] = history.lineage.floor + 1
-        oracle.readings += 1
-        try:
-            yield from read_everything(self.cast, history, patience=self.cast.world.rng.choice((0, 30)))
-        except NotDurableError:
-            pass
-        except DataLossError as error:
-            oracle.check_loss(str(error))
-        oracle.pinned.pop(name, None)
-        self.cast.dead_pins.add(name)
-        yield from drop_pin(code, pin)
-
-    def die(self) -> None:
-        self.cast.oracle.pinned.pop(self.pin, None)
-        self.cast.dead_pins.add(self.pin)
-
-
-def replace_pin(pin: Pin, history: History) -> Pin:
-    return Pin(**{**pin.model_dump(), "process": pin.process, "first": history.lineage.floor + 1})
-
-
-def read_everything(cast: Cast, history: History, patience: int = 0) -> Steps[None]:
-    """All bases and groups of the history, each compared with what was put; `patience`: how slowly."""
-    code = cast.world.code
-    for base in history.bases:
-        for entry in base.manifest.objects:
-            for _ in range(patience):
-                yield [Pause(1)]
-            fetched = yield from fetch(code, RUN, base.manifest.object_name(entry), entry.payload_digest, range(code.n))
-            if fetched.rebuilt.payload != f"{entry.name}:{base.ref.step}".encode() * 3:
-                raise Violation(f"{base.manifest.key}: other bytes")
-    for ref in history.lineage.groups:
-        if ref.last <= history.lineage.floor:
-            continue
-        for _ in range(patience):
-            yield [Pause(1)]
-        fetched = yield from fetch(code, RUN, group_name(ref), ref.digest, range(code.n))
-        if fetched.rebuilt.payload != repr(sorted(cast.oracle.payloads[ref.digest].items())).encode():
-            raise Violation(f"{ref}: other bytes")
