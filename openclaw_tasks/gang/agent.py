@@ -161,6 +161,9 @@ class Agent:
                 self._durable_step = frame["step"]
                 self._next_group = frame["next"]
                 self._free_records()
+            case "discard-records":
+                self._records.discard()
+                self._told_span = None
             case "spare":
                 number, spare = self._launcher.start_spare(frame["spec"])
                 self._spares[number] = spare

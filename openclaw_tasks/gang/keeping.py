@@ -100,6 +100,10 @@ class Keeping:
             self._board.update(lambda facts: setattr(facts, "is_settled", True))
         return None
 
+    def start_anew(self) -> None:
+        """The gang begins again after the durable step: what agents held beyond it is not waited for."""
+        self._ledger.forget_all()
+
     def is_hopeless(self) -> bool:
         """Whether the next record to put is held by nobody: the log cannot go on from memory."""
         return self._ledger.is_hopeless(self._agents)

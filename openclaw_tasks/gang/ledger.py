@@ -60,6 +60,11 @@ class Ledger:
         if self._in_flight is not None and self._in_flight.agent == agent:
             self._in_flight = None
 
+    def forget_all(self) -> None:
+        """Nothing is held by anybody any more."""
+        for agent in list(self._spans):
+            self.forget(agent)
+
     def next_order(self, now: float) -> Order | None:
         """The group to put now, or None."""
         first = self.durable_step + 1

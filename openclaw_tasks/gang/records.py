@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from openclaw_tasks.training.ring import RecordRing
 
+_EVERYTHING = 2**63
+
 
 class HeldRecords:
     """Final records after the durable step, over several rings."""
@@ -30,6 +32,12 @@ class HeldRecords:
         self.durable_step = max(self.durable_step, step)
         for ring in self._rings:
             ring.free_through(self.durable_step)
+        self._drop_empty()
+
+    def discard(self) -> None:
+        """Let go of all records: the gang begins again after the durable step. The rings' ranks are dead."""
+        for ring in self._rings:
+            ring.free_through(_EVERYTHING)
         self._drop_empty()
 
     def span(self) -> tuple[int, int, int] | None:

@@ -37,6 +37,7 @@ from openclaw_tasks.recovery.machine import Phase
 
 AGENT_LOST = "agent lost"  # the cause of a loss, as the machine gives it, too
 _TICK_SECONDS = 0.02
+_HOPELESS_SECONDS = 2.0  # an agent that has just come may still tell that it holds them
 
 
 class Supervisor:
@@ -62,6 +63,7 @@ class Supervisor:
         self._losses = LossWatch()
         self._agreement = Agreement()
         self._struck_agents: dict[str, float] = {}
+        self._hopeless_since: float | None = None
 
     # For the flow's threads
 
@@ -77,7 +79,7 @@ class Supervisor:
         """Begin again with fresh ranks after the gang was lost."""
         # Here, not in the thread: who waits for the fresh gang must not meet the loss of the old one.
         self.board.update(lambda facts: setattr(facts, "lost_cause", None))
-        self._ask(lambda: self._feed(machine.Restarted(time.monotonic())))
+        self._ask(self._restart)
 
     def request_stop(self) -> None:
         """Let the ranks end together after the step they are in."""
@@ -332,6 +334,14 @@ class Supervisor:
             self._tell(name, keeping.durable_frame())
             self._feed(machine.AgentJoined(name))
 
+    def _restart(self) -> None:
+        """What is final has been put, as far as that can be: the steps after it are computed again."""
+        if self._keeping is not None:
+            self._keeping.start_anew()
+        for name in self._reception.names:
+            self._tell(name, {"type": "discard-records"})
+        self._feed(machine.Restarted(time.monotonic()))
+
     def _feed(self, event: machine.Event) -> None:
         """Give the machine an event; what its instructions bring about waits until they are all carried out."""
         self._events_due.append(event)
@@ -447,6 +457,12 @@ class Supervisor:
 
     def _keep(self, now: float) -> None:
         assert self._keeping is not None
+        if not self._keeping.is_hopeless():
+            self._hopeless_since = None
+        elif self._hopeless_since is None:
+            self._hopeless_since = now
+        elif now - self._hopeless_since > _HOPELESS_SECONDS:
+            self._feed(machine.GaveUp("the agents that held the next records are gone, before these were in storage"))
         error = self._keeping.work(now, self._reception.names)
         if error is not None:
             self._fail(error)

@@ -80,6 +80,13 @@ class StopRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class GaveUp:
+    """What the ranks know can never reach storage: the gang must begin again from what is there."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
 class Restarted:
     """A lost gang begins again with the agents that live."""
 
@@ -102,6 +109,7 @@ Event = (
     | StepDone
     | RankLeft
     | StopRequested
+    | GaveUp
     | Restarted
     | Tick
 )

@@ -21,6 +21,7 @@ from openclaw_tasks.recovery.events import (
     AgentJoined,
     AgentLost,
     Event,
+    GaveUp,
     LinkBroken,
     Meshed,
     RankGone,
@@ -54,6 +55,7 @@ __all__ = [
     "Announce",
     "Event",
     "Formation",
+    "GaveUp",
     "Instruction",
     "KillRank",
     "LinkBroken",
@@ -108,6 +110,9 @@ def advance(state: State, event: Event) -> tuple[State, tuple[Instruction, ...]]
             state = _leave(state, number, out)
         case StopRequested():
             state = _stop(state, out)
+        case GaveUp(cause):
+            if state.phase is Phase.RUNNING:
+                state = _lose(state, cause, out)
         case Restarted(at):
             state = _restart(state, at, out)
         case Tick(at):

@@ -10,6 +10,7 @@ from openclaw_tasks.recovery.machine import (
     Announce,
     Event,
     Formation,
+    GaveUp,
     Instruction,
     KillRank,
     LinkBroken,
@@ -523,3 +524,14 @@ def test_generations_only_ever_grow() -> None:
     machine.tell(RankGone(0, "died", 5.0), RankGone(1, "died", 5.1), Restarted(6.0), *ready(2, 3), *ready(4))
 
     assert machine.active.generation == 3
+
+
+def test_a_gang_whose_records_can_never_be_stored_is_lost_and_begins_again() -> None:
+    machine = training()
+
+    assert machine.tell(GaveUp("nobody holds them")) == [
+        KillRank(0, "agent-0"),
+        KillRank(1, "agent-1"),
+        ReportLost("nobody holds them"),
+    ]
+    assert machine.tell(Restarted(9.0)) == [StartRank("agent-0", 2), StartRank("agent-1", 3)]
