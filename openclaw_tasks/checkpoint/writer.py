@@ -63,7 +63,9 @@ class RunWriter:
         self.writer = start.writer
         self.fenced = fence.is_lost
         """Set when a newer epoch was seen."""
-        self.warnings = [_with_url(note, targets) for note in history.notes]
+        known = set(targets.problems.values())
+        self.warnings = [_with_url(note, targets) for note in history.notes if note not in known]
+        """What was found wrong and goes on; that targets are absent is in `targets.problems`."""
         self.is_new = not history.lineage.bases
         """True when no base was found: the caller puts base 0."""
         self._targets = targets

@@ -142,6 +142,21 @@ def test_a_group_that_was_never_put_whole_is_not_the_history(run_folder: Path) -
         ]
 
 
+@pytest.mark.parametrize("position", [0, 1, 11, 12, 400, 1500, -1])
+def test_a_log_cut_off_at_its_end_is_continued_and_read_through_later(run_folder: Path, position: int) -> None:
+    """HarperFast/harper#2016 (a, c): records appended behind a torn tail were never read again."""
+    for target in (1, 2):
+        tail = next((run_folder / f"t{target}" / RUN / "log").rglob("*.9-10.*/*"))
+        tail.write_bytes(tail.read_bytes()[:position])
+    for last in (12, 14):
+        writer = start(opened(run_folder))
+        put_steps(writer, opened(run_folder), last)
+        writer.release()
+    with RunReader(opened(run_folder), RUN, deep_bytes=1 << 20) as reader:
+        check_whole(reader, steps=14)
+        assert reader.warnings == []
+
+
 @pytest.mark.parametrize("part", ["start", "base", "claim", "holder.json"])
 def test_damaged_documents_of_two_targets_are_passed_over(run_folder: Path, part: str) -> None:
     for target in (1, 3):
