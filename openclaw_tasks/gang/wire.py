@@ -181,6 +181,7 @@ class Wire:
 
     def _queue(self, frame: Frame) -> None:
         data = json.dumps(frame, separators=(",", ":")).encode()
+        assert len(data) <= _MAX_FRAME_BYTES, f"a frame of {len(data)} bytes: {frame.get('type')}"
         self._out.append(memoryview(len(data).to_bytes(4, "big") + data))
 
 
