@@ -27,7 +27,7 @@ OPTIMIZERS = ("adamw", "sgd", "adafactor")
 
 TIMING = ("pause_seconds", "crawl_while")
 """Arguments of recipes that change how long a step takes, and none of its bits."""
-_CRAWL_SECONDS = 0.1
+_CRAWL_SECONDS = 0.04
 
 
 def job(recipe: str = "Tiny", **keys: Any) -> TrainJob:
