@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from openclaw_tasks.config.faults import Fault, parse_faults
 from openclaw_tasks.config.home import home, read_entry
 from openclaw_tasks.config.job import TrainJob, compare_fixed
-from openclaw_tasks.errors import DataLossError, JobError, UsageError
+from openclaw_tasks.errors import DataLossError, JobError, RunCancelledError, UsageError
 from openclaw_tasks.observe.events import EventLog, read_events
 from openclaw_tasks.observe.report import Report, fold_report
 from openclaw_tasks.observe.tracker import Tracker, TrackerRunner
@@ -66,15 +66,21 @@ def train(
         stack.callback(runner.close)
         server = stack.enter_context(join_server(home(), wait_ready=False))
         # What is slow to start starts side by side: the server, the agents with torch, and Prefect in this process.
-        stack.enter_context(offer_session(dask_session(job, events, checked, accept_new_data)))
+        session = dask_session(job, events, checked, accept_new_data)
+        stack.enter_context(offer_session(session))
         stack.enter_context(watch(events) if watch else contextlib.nullcontext())
         stack.enter_context(_prefect_settings(server.environment()))
+        from prefect.exceptions import CancelledRun
+
         from flows.train import train as flow
         from openclaw_tasks.steps.drain import send_what_waits
 
         server.wait_ready()
         stack.callback(send_what_waits)
-        document = flow(job, [fault.text() for fault in checked], accept_new_data)
+        try:
+            document = flow(job, [fault.text() for fault in checked], accept_new_data)
+        except CancelledRun as error:
+            raise session.ended_by or RunCancelledError(f"run {job.run!r} was cancelled") from error
     return Report.from_json(json.dumps(document))
 
 

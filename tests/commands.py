@@ -125,15 +125,11 @@ class Started:
             time.sleep(0.02)
         return found
 
-    def wait_for_step(self, run: str, step: int) -> None:
-        """Wait until `step` of `run` is done in this start."""
-        before = max((event["attempt"] for event in events_of(self.home, run)), default=0)
-
+    def wait_for_step(self, run: str, step: int, attempt: int = 1) -> None:
+        """Wait until `step` of `run` is done in its start number `attempt`."""
         def is_done() -> bool:
-            return any(
-                event["kind"] == "step" and event["step"] >= step and event["attempt"] >= before
-                for event in events_of(self.home, run)
-            )
+            steps = events_of(self.home, run, "step")
+            return any(event["step"] >= step and event["attempt"] == attempt for event in steps)
 
         self.wait_for(is_done, f"step {step} of {run}")
 

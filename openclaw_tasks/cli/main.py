@@ -18,6 +18,8 @@ from openclaw_tasks.errors import DamagedError, OpenClawError, RecipeStepError
 # from click's.
 _CommandError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
+_INTERRUPTED = 128 + signal.SIGINT
+
 app = typer.Typer(
     help="Training that survives its machines: whatever dies, it goes on from the exact step, to the same bits.",
     no_args_is_help=True,
@@ -164,9 +166,12 @@ def main() -> NoReturn:
     # The job's own folder is importable by contract; the folder one happens to stand in must not shadow ours.
     sys.path[:] = [entry for entry in sys.path if entry]
     debug = "--debug" in sys.argv[1:]
+    signal.signal(signal.SIGTERM, _terminate)
     try:
-        app(standalone_mode=False)
-        status = 0
+        # The status of an exit that Typer made itself: after --help, and, by version, at Ctrl-C.
+        status = app(standalone_mode=False) or 0
+        if status == _INTERRUPTED:
+            raise KeyboardInterrupt
     except _CommandError as error:
         _complain_of_words(error)
         status = 2
@@ -179,11 +184,23 @@ def main() -> NoReturn:
         status = error.exit_status
     except (KeyboardInterrupt, typer.Abort):
         _complain("interrupted; the same command goes on where it was")
-        status = 128 + signal.SIGINT
+        status = _INTERRUPTED
+    except _Terminated:
+        _complain("told to end (SIGTERM); the same command goes on where it was")
+        status = 128 + signal.SIGTERM
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1
     raise SystemExit(status)
+
+
+class _Terminated(BaseException):
+    """SIGTERM came: end in order, as at Ctrl-C."""
+
+
+def _terminate(number: int, frame: object) -> NoReturn:
+    signal.signal(number, signal.SIG_IGN)  # it is being obeyed
+    raise _Terminated
 
 
 def _complain_of_words(error: Any) -> None:

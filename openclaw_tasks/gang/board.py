@@ -30,6 +30,7 @@ class Facts:
     is_running: bool = False
     is_ended: bool = False
     lost_cause: str | None = None
+    cancelled: OpenClawError | None = None  # somebody wants the run to end: stages do, ranks are still told to stop
     error: OpenClawError | None = None
     spares: dict[int, dict[str, Any]] = field(default_factory=dict)  # answers by number
 
@@ -62,8 +63,8 @@ class Board:
     ) -> Any:
         """Block until `look` gives something true, and return it; None at the timeout.
 
-        Raises the run's error if it has one (unless `through_error`), and GangLostError when no rank is left (unless
-        `through_loss`: somebody else starts ranks again).
+        Raises the run's error or the cancel if there is one (unless `through_error`), and GangLostError when no rank
+        is left (unless `through_loss`: somebody else starts ranks again).
         Wakes up at least each second, so that a signal or a cancel reaches the waiting thread.
         """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
@@ -72,8 +73,9 @@ class Board:
                 found = look(self._facts)
                 if found:
                     return found
-                if self._facts.error is not None and not through_error:
-                    raise self._facts.error
+                error = self._facts.error or self._facts.cancelled
+                if error is not None and not through_error:
+                    raise error
                 if self._facts.lost_cause is not None and not through_loss:
                     raise GangLostError(f"no rank is left ({self._facts.lost_cause}); last step {self._facts.step}")
                 left = 1.0 if deadline is None else min(1.0, deadline - time.monotonic())

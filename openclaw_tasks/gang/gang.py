@@ -173,6 +173,7 @@ class Gang:
             lambda facts: facts.is_ended or facts.error is not None or not facts.is_running,
             timeout_seconds=timeout_seconds,
             through_loss=True,
+            through_error=True,
         )
         return bool(ended) and self.settle(timeout_seconds)
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
+from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -101,6 +104,10 @@ class DaskPlacement:
         self._stack = contextlib.ExitStack()
 
     def start(self, config: dict[str, Any]) -> None:
+        with _ctrl_c_kept_away():
+            self._start(config)
+
+    def _start(self, config: dict[str, Any]) -> None:
         import dask
         from distributed import Client, LocalCluster
 
@@ -128,12 +135,27 @@ class DaskPlacement:
                 "start one, or leave cluster.address out for a cluster on this machine"
             ) from error
         self._stack.callback(client.close, timeout=5)
-        plugin = AgentPlugin(config)
+        plugin = AgentPlugin(config, own_workers=address is None)
         client.register_plugin(plugin, name=plugin.name)
         self._stack.callback(_unregister, client, plugin.name)
 
     def close(self) -> None:
         self._stack.close()
+
+
+@contextlib.contextmanager
+def _ctrl_c_kept_away() -> Iterator[None]:
+    """Threads and processes that the body starts never see SIGINT.
+
+    A terminal sends it to the whole process group. Workers that died of it would take agents and ranks along, while
+    the flow still lets them finish their step and flush what is final.
+    """
+    resource_tracker.ensure_running()  # multiprocessing lets SIGINT through again when it starts this helper
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _DASK_SETTINGS = {
@@ -155,13 +177,17 @@ class AgentPlugin(_plugin_base()):  # type: ignore[misc]
     """Holds an agent beside each Dask worker. Travels through the scheduler, so it carries no secret: the agent reads
     the run's token from the file that `config` names."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, Any], *, own_workers: bool) -> None:
         self._config = config
+        self._own_workers = own_workers
         self._keeper: AgentKeeper | None = None
         self.name = f"openclaw-{config['name']}"
 
     def setup(self, worker: Any) -> None:
         """Start the agent; a worker that the nanny has restarted comes here again."""
+        if self._own_workers:
+            # As `_ctrl_c_kept_away` says; also what came while the worker started is forgotten by this.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._keeper = AgentKeeper(str(worker.name), Path(self._config["log_folder"]))
         self._keeper.serve(self._config)
 
@@ -173,6 +199,6 @@ class AgentPlugin(_plugin_base()):  # type: ignore[misc]
 
 
 def _unregister(client: Any, name: str) -> None:
-    # A scheduler that is gone has nothing to unregister from.
-    with contextlib.suppress(OSError, TimeoutError):
+    # A scheduler that is gone has nothing to unregister from; a worker that has just come may not have it yet.
+    with contextlib.suppress(OSError, TimeoutError, KeyError):
         client.unregister_worker_plugin(name)

@@ -59,6 +59,7 @@ class Session:
         self._threads = ThreadPoolExecutor(2, "session")
         self._opening: Future[Gang] | None = None
         self.writer: RunWriter | None = None
+        self.ended_by: BaseException | None = None
         self.resumed_step = 0
         self.verified_bases: set[int] = set()
 
@@ -136,6 +137,11 @@ class Session:
         names = ("weights_digest", "state_digest", "applied")
         return {name: getattr(manifest, name) for name in names}
 
+    def cancel(self) -> None:
+        """Somebody wants the run to end: the stages that wait raise RunCancelledError, and it ends in order."""
+        error = RunCancelledError(f"run {self.job.run!r} was cancelled; the same command goes on with it where it was")
+        self.gang.board.update(lambda facts: setattr(facts, "cancelled", error))
+
     @contextlib.contextmanager
     def stage(self, name: str, segment: int | None = None, attempt: int = 1) -> Iterator[None]:
         """The body is a stage: its time goes into the event log."""
@@ -181,6 +187,7 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End every process of the run, flush its log, give it free."""
+        self.ended_by = error
         try:
             if error is not None:
                 self._end_early(error)
@@ -192,11 +199,19 @@ class Session:
 
     def _end_early(self, error: BaseException) -> None:
         """An error, Ctrl-C, SIGTERM or a cancel: end in order, so that the run can be resumed at this very step."""
-        text = str(error) if isinstance(error, OpenClawError) else f"interrupted ({type(error).__name__})"
         if self.writer is not None:
             self.gang.stop(STOP_SECONDS)
             write_entry(self.job, state=_state_after(error), step=self.writer.durable_step)
-        self.events.emit("failed", error=text)
+        self.events.emit("failed", error=_in_words(error))
+
+
+def _in_words(error: BaseException) -> str:
+    if isinstance(error, OpenClawError):
+        return str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted by Ctrl-C"
+    # What is no Exception was raised by a signal's handler.
+    return f"{type(error).__name__}: {error}" if isinstance(error, Exception) else "told to end by a signal"
 
 
 def _state_after(error: BaseException) -> str:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from typing import Any
 from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import State
 from prefect.exceptions import PrefectException
+from prefect.states import Cancelled
 
 from openclaw_tasks.errors import RunCancelledError
 from openclaw_tasks.gang.session import Session
@@ -36,6 +39,11 @@ def watch_for_cancel(session: Session, flow_run_id: str | None) -> Iterator[None
         thread.join(_POLL_SECONDS)
 
 
+def cancelled_state(error: RunCancelledError | KeyboardInterrupt) -> State[Any]:
+    """The state of a flow run that somebody ended on purpose. To be given back when no process of the run is left."""
+    return Cancelled(message=str(error) or "interrupted by Ctrl-C")
+
+
 def _watch(session: Session, flow_run_id: str, done: threading.Event) -> None:
     with get_client(sync_client=True) as client:
         while not done.wait(_POLL_SECONDS):
@@ -44,7 +52,5 @@ def _watch(session: Session, flow_run_id: str, done: threading.Event) -> None:
             except (httpx.HTTPError, PrefectException):
                 continue  # a server that is away cancels nothing
             if state is not None and (state.is_cancelling() or state.is_cancelled()):
-                session.gang.board.update(
-                    lambda facts: setattr(facts, "error", RunCancelledError(f"run {session.job.run!r} was cancelled"))
-                )
+                session.cancel()
                 return
