@@ -402,10 +402,10 @@ class World:
             case machine.TellStop(members):
                 for member in members:
                     self._tell(member.agent, "to-rank", {"member": member.number, "message": {"type": "stop"}})
-            case machine.ReportLost():
+            case machine.ReportLost() if not isinstance(event, machine.GaveUp):
                 heirs = self.holders_of_state(before, event)
                 assert not heirs, f"lost, though members {heirs} hold a state"
-            case machine.ReportEnded():
+            case machine.ReportLost() | machine.ReportEnded():
                 pass
 
     def _announce(self, formation: machine.Formation) -> None:

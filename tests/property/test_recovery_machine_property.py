@@ -100,6 +100,12 @@ def request_a_stop(world: World, which: int, how: int) -> None:
         world.feed(machine.StopRequested())
 
 
+def give_up(world: World, which: int, how: int) -> None:
+    """Now and then: the records that come next are gone."""
+    if how % 8 == 0:
+        world.feed(machine.GaveUp("nobody holds the next records"))
+
+
 TURNS = (
     *[kill_a_rank] * 3,
     *[bring_an_agent] * 2,
@@ -114,6 +120,7 @@ TURNS = (
     repeat_an_event,
     retry_the_stage,
     request_a_stop,
+    give_up,
 )
 
 
