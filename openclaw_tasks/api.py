@@ -144,6 +144,7 @@ def verify(job: TrainJob, *, step: int | None = None) -> Proof:
 
     Raises DataLossError, DamagedError, DigestMismatchError.
     """
+    from openclaw_tasks.checkpoint.provenance import changes
     from openclaw_tasks.checkpoint.replay import verify_run
     from openclaw_tasks.training.build import build_state
 
@@ -157,7 +158,7 @@ def verify(job: TrainJob, *, step: int | None = None) -> Proof:
             found.state_digest,
             found.outcome == "verified",
             found.outcome,
-            tuple(reader.warnings),
+            (*reader.warnings, *changes(reader)),
         )
 
 
