@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from openclaw_tasks.config.job import TrainJob
 from openclaw_tasks.observe.events import Event, EventLog
 from openclaw_tasks.observe.narration import narrate
+from openclaw_tasks.observe.wording import format_count
 
 _PLAIN_SECONDS = 2.0
 
@@ -81,7 +82,7 @@ def watch_run(job: TrainJob, events: EventLog) -> Iterator[None]:
     console = Console(stderr=True, highlight=False)
     standing = Standing(job)
     with contextlib.ExitStack() as stack:
-        face: Face = _Live(console, job, stack) if console.is_terminal else _Plain()
+        face: Face = _Live(console, job, stack) if console.is_terminal else _Plain(job)
 
         def show(event: Event) -> None:
             line = narrate(event)
@@ -122,8 +123,10 @@ class _Live:
 class _Plain:
     """A pipe or a log: a line every few seconds."""
 
-    def __init__(self) -> None:
-        self._said_at = 0.0
+    def __init__(self, job: TrainJob) -> None:
+        self._said_at = time.monotonic()
+        self._said_stage = ""
+        self.line(logging.INFO, f"run {job.run}: starting {format_count(job.cluster.workers, 'worker')}")
 
     def line(self, level: int, text: str) -> None:
         mark = "!" if level >= logging.WARNING else " "
@@ -131,8 +134,9 @@ class _Plain:
 
     def steps(self, standing: Standing) -> None:
         now = time.monotonic()
-        if now - self._said_at >= _PLAIN_SECONDS or standing.step == standing.steps:
-            self._said_at = now
+        is_end = standing.step == standing.steps and standing.stage != self._said_stage
+        if standing.step and (now - self._said_at >= _PLAIN_SECONDS or is_end):
+            self._said_at, self._said_stage = now, standing.stage
             print(
                 f"  {standing.stage:9} step {standing.step}/{standing.steps}  {standing.text()}",
                 file=sys.stderr,

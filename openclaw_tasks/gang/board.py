@@ -26,6 +26,7 @@ class Facts:
     bases_pending: set[int] = field(default_factory=set)  # a copy is held or being put
     bases_refused: dict[int, str] = field(default_factory=dict)
     full_checkpoint_bytes: int | None = None
+    missing_targets: frozenset[int] = frozenset()  # at the start
     is_settled: bool = False  # no final record waits for storage, after a request to flush
     is_running: bool = False
     is_ended: bool = False

@@ -23,6 +23,8 @@ from openclaw_tasks.storage.targets import TargetSet, open_targets
 class Claimed:
     writer: RunWriter
     warnings: tuple[str, ...]
+    missing: Mapping[int, str]
+    """Targets that are gone, within what redundancy covers, and why."""
 
 
 def claim_run(
@@ -35,7 +37,7 @@ def claim_run(
     """
     facts = agreed_facts(nodes)
     targets = open_for_writing(job)
-    warnings = [targets.problems[index] for index in sorted(targets.problems)]
+    warnings: list[str] = []
     identity = {
         "fixed": job.fixed(),
         "targets": list(targets.uuids),
@@ -58,7 +60,7 @@ def claim_run(
         lease_seconds=job.fault_tolerance.lease,
     )
     write_entry(job, state="running", step=writer.durable_step)
-    return Claimed(writer, (*warnings, *writer.warnings))
+    return Claimed(writer, (*warnings, *writer.warnings), targets.missing())
 
 
 def agreed_facts(nodes: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from openclaw_tasks.checkpoint.lineage import BaseRef, GroupRef
 from openclaw_tasks.checkpoint.writer import BaseResult, GroupResult, RunWriter
@@ -31,6 +31,7 @@ class Keeping:
         self._retry_base_at = 0.0
         self._settling = False
         self._problem: str | None = None
+        self._missing: set[int] = set(board.read(lambda facts: facts.missing_targets))
         self._agents: Sequence[str] = ()
         bases = {base.step for base in writer.lineage.bases}
         board.update(lambda facts: facts.bases.update(bases))
@@ -130,6 +131,7 @@ class Keeping:
         self._writer.record_group(result)
         self._ledger.done(result.ref.last)
         self._note_problem(None)
+        self._note_missing({int(index): why for index, why in frame["missing"].items()})
         ref = result.ref
         self._events.emit(
             "durable",
@@ -179,6 +181,14 @@ class Keeping:
         if self._putting is not None:
             pending.add(self._putting[0])
         self._board.update(lambda facts: setattr(facts, "bases_pending", pending))
+
+    def _note_missing(self, missing: Mapping[int, str]) -> None:
+        """Tell once of each target that is gone, and of its return."""
+        for index in sorted(missing.keys() - self._missing):
+            self._events.emit("storage", target=index, problem=missing[index])
+        for index in sorted(self._missing - missing.keys()):
+            self._events.emit("storage", target=index, problem=None)
+        self._missing = set(missing)
 
     def _note_problem(self, problem: str | None) -> None:
         """Tell a storage problem once, and its end."""

@@ -6,9 +6,9 @@ import os
 import queue
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from openclaw_tasks.checkpoint.lineage import BaseSpec, GroupSpec
@@ -32,6 +32,8 @@ class Outcome:
     base: BaseResult | None = None
     error: str | None = None
     fenced: bool = False
+    missing: Mapping[int, str] = field(default_factory=dict)
+    """Targets that could not be opened, and why."""
 
     def frame(self) -> Frame:
         """The outcome as the supervisor is told it."""
@@ -48,6 +50,7 @@ class Outcome:
                 "stored_bytes": result.stored_bytes,
                 "acked": result.acked,
                 "degraded": result.degraded,
+                "missing": {str(index): why for index, why in self.missing.items()},
             }
         return frame
 
@@ -85,7 +88,8 @@ class Putter:
             for record in records:
                 seal_record(record)
             opened = open_targets(targets[0], deadline_seconds=targets[1])
-            return Outcome("group", spec, group=put_group(opened, GroupSpec.from_json(spec), records))
+            result = put_group(opened, GroupSpec.from_json(spec), records)
+            return Outcome("group", spec, group=result, missing=opened.missing())
 
         self._submit(self._groups, "group", spec, work)
 
@@ -96,7 +100,7 @@ class Putter:
             objects, plain = copy.unpack()
             opened = open_targets(targets[0], deadline_seconds=targets[1])
             result = put_base(opened, BaseSpec.from_json(spec), objects, plain, facts)
-            return Outcome("base", spec, base=result)
+            return Outcome("base", spec, base=result, missing=opened.missing())
 
         self._submit(self._bases, "base", spec, work)
 

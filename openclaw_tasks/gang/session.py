@@ -63,7 +63,7 @@ class Session:
         self.resumed_step = 0
         self.verified_bases: set[int] = set()
 
-    def claim(self, nodes: dict[str, dict[str, Any]], flow_run_id: str | None) -> None:
+    def claim(self, nodes: dict[str, dict[str, Any]], flow_run_id: str | None, page: str | None = None) -> None:
         """Make the run ours, resuming where storage has it, and start the ranks."""
         claimed = claim_run(self.job, nodes, self.events, accept_new_data=self._accept_new_data)
         self.writer = writer = claimed.writer
@@ -75,9 +75,13 @@ class Session:
             resumed_step=self.resumed_step,
             recipe=self.job.recipe,
             flow_run_id=flow_run_id,
+            page=page,
         )
         for warning in claimed.warnings:
             self.events.emit("warning", text=warning)
+        for index, why in claimed.missing.items():
+            self.events.emit("storage", target=index, problem=why)
+        self.gang.board.update(lambda facts: setattr(facts, "missing_targets", frozenset(claimed.missing)))
         self.gang.begin(writer)
 
     def boundaries(self) -> list[int]:

@@ -5,7 +5,7 @@ training needs is. Each has "time" (ISO 8601, UTC), "mono" (seconds on CLOCK_MON
 start of the command, from 1), "kind", and, by kind:
 
     kind             fields
-    attempt-started  planned_steps, resumed_step (0: from nothing), recipe, flow_run_id
+    attempt-started  planned_steps, resumed_step (0: from nothing), recipe, flow_run_id, page (its address in the UI)
     generation       number, from_step, ranks (how many), cause, members
     step             step, loss (mean per item), items, seconds, items_per_second, ranks
     decision         step, decision ("apply" or "skip")

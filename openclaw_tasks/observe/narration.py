@@ -19,9 +19,10 @@ def narrate(event: Event) -> Line | None:
 
 
 def _attempt(event: Event) -> Line:
+    page = f"; see {event['page']}" if event.get("page") else ""
     if event["resumed_step"]:
-        return logging.INFO, f"goes on after step {event['resumed_step']} of {event['planned_steps']}"
-    return logging.INFO, f"starts; {event['planned_steps']} steps planned"
+        return logging.INFO, f"goes on after step {event['resumed_step']} of {event['planned_steps']}{page}"
+    return logging.INFO, f"starts; {event['planned_steps']} steps planned{page}"
 
 
 def _generation(event: Event) -> Line:
@@ -46,10 +47,13 @@ def _recovery(event: Event) -> Line:
 
 
 def _storage(event: Event) -> Line:
-    where = "storage" if event.get("target") is None else f"target {event['target']}"
+    if event.get("target") is None:
+        if event["problem"] is None:
+            return logging.INFO, "storage: well again"
+        return logging.WARNING, f"storage: {event['problem']}; tried again"
     if event["problem"] is None:
-        return logging.INFO, f"{where}: well again"
-    return logging.WARNING, f"{where}: {event['problem']}; tried again"
+        return logging.INFO, f"target {event['target']} is back; what it lacks is put there again"
+    return logging.WARNING, f"target {event['target']} is gone ({event['problem']}); the others hold all that is needed"
 
 
 def _durable(event: Event) -> Line | None:

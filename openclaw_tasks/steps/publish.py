@@ -10,13 +10,21 @@ from typing import Any
 import httpx
 from prefect.artifacts import create_markdown_artifact
 from prefect.exceptions import PrefectException
+from prefect.utilities.urls import url_for
 
+from openclaw_tasks.config.text import redact
 from openclaw_tasks.gang.session import Session
 from openclaw_tasks.observe import pictures
 from openclaw_tasks.observe.events import read_events
 from openclaw_tasks.observe.report import fold_report
 
 logger = logging.getLogger(__name__)
+
+
+def page_of(flow_run_id: str | None) -> str | None:
+    """The flow run's page in the Prefect UI."""
+    url = url_for("flow-run", obj_id=flow_run_id) if flow_run_id is not None else None
+    return redact(url) if url is not None else None
 
 
 def artifact_key(run: str, what: str) -> str:

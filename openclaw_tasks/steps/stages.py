@@ -13,6 +13,7 @@ from openclaw_tasks.config.home import write_entry
 from openclaw_tasks.errors import GangLostError
 from openclaw_tasks.gang.session import session_of
 from openclaw_tasks.steps import publish
+from openclaw_tasks.steps.past_runs import mark_crashed
 
 Nodes = dict[str, dict[str, Any]]
 
@@ -39,7 +40,8 @@ def make_plan(run: str, nodes: Nodes) -> list[int]:
     """Claim the run, resume where storage has it; the boundaries that are left to reach or to prove."""
     session = session_of(run)
     with session.stage("plan"):
-        session.claim(nodes, flow_run.id)
+        session.claim(nodes, flow_run.id, publish.page_of(flow_run.id))
+        mark_crashed(run, flow_run.id)
         left = session.boundaries()
         publish.plan(session, nodes, left)
         return left

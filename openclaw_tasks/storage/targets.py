@@ -51,6 +51,13 @@ class TargetSet:
         """Index and store of the targets that can be used."""
         return [(index, store) for index, store in enumerate(self.stores) if store is not None]
 
+    def missing(self) -> dict[int, str]:
+        """Why each absent target is, without the name that `problems` begins with."""
+        return {
+            index: problem.removeprefix(_place(index, self.urls[index]) + ": ")
+            for index, problem in sorted(self.problems.items())
+        }
+
     def sweep_temporaries(self) -> int:
         """Remove dead writers' leftovers from all present targets; the number removed.
 
@@ -248,7 +255,7 @@ def _target_set(
     problems: dict[int, str] = {}
     blank: set[int] = set()
     for opening, result, expected in zip(openings, found, known, strict=True):
-        where = f"target {opening.index} ({opening.target.url})"
+        where = _place(opening.index, opening.target.url)
         usable = False
         if not isinstance(result, _Identity):
             problems[opening.index] = f"{where}: {result}"
@@ -261,6 +268,10 @@ def _target_set(
         stores.append(DeadlineStore(opening.target, deadline_seconds) if usable else None)
         uuids.append(result.uuid if usable and isinstance(result, _Identity) else None)
     return TargetSet(tuple(o.target.url for o in openings), tuple(stores), tuple(uuids), problems, frozenset(blank))
+
+
+def _place(index: int, url: str) -> str:
+    return f"target {index} ({url})"
 
 
 def _take_back(openings: Sequence[_Opening], deadline_seconds: float) -> None:
