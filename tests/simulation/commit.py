@@ -106,8 +106,8 @@ def _close(cast: Cast) -> None:
     world, rng, oracle = cast.world, cast.world.rng, cast.oracle
     while world.late:
         operation = world.late.pop()
-        if rng.random() < 0.5 and getattr(operation, "target", None) not in world.lost:
-            world._apply(operation)
+        if rng.random() < 0.5:
+            world.land(operation)
     world.out.clear()
     world.is_calm = True
     if world.odds.loss and rng.random() < 0.7:

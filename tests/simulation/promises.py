@@ -160,6 +160,8 @@ class Oracle(Watcher):
         whole = 0
         for target, objects in enumerate(self.world.objects):
             key = f"{folder}{target}"
+            if (target, key) in self.world.landed_late:
+                continue
             try:
                 parse_stripe(objects[key], key, self.world.code)
             except (KeyError, DamagedError):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from openclaw_tasks.checkpoint import paths
 from openclaw_tasks.checkpoint.code import Code
-from openclaw_tasks.checkpoint.operations import Answer, Create, Delete, List, Operation, Read, Replace
+from openclaw_tasks.checkpoint.operations import Answer, Create, Delete, List, Operation, Pause, Read, Replace
 from openclaw_tasks.errors import AlreadyExistsError, NotFoundError, StoreTimeoutError, TargetLostError
 
 RUN = "run"
@@ -61,6 +61,8 @@ class World:
     frail: set[int] = field(default_factory=set)
     late: list[Operation] = field(default_factory=list)
     ever_created: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    landed_late: set[tuple[int, str]] = field(default_factory=set)
+    """Created after their callers had given up: nobody counts on them, and nobody may be blamed for missing them."""
     watchers: list[Watcher] = field(default_factory=list)
     is_calm: bool = False
 
@@ -99,8 +101,16 @@ class World:
             self._rot(rng.choice(sorted(self.frail)))
         if self.late and rng.random() < 0.05:
             operation = self.late.pop(rng.randrange(len(self.late)))
-            if operation.target not in self.lost:  # type: ignore[union-attr]
-                self._apply(operation)
+            self.land(operation)
+
+    def land(self, operation: Operation) -> None:
+        """An operation takes effect whose caller has long been told that it did not."""
+        assert not isinstance(operation, Pause)
+        if operation.target not in self.lost:
+            before = set(self.ever_created[folder_of(operation.key)]) if isinstance(operation, Create) else set()
+            if self._apply(operation) is None and isinstance(operation, Create):
+                self.landed_late.add((operation.target, operation.key))
+                self.ever_created[folder_of(operation.key)] = before
 
     def lose(self, target: int) -> None:
         self.lost.add(target)
@@ -139,13 +149,18 @@ class World:
         return None
 
     def _written(self, target: int, key: str) -> None:
-        self.ever_created[key.rpartition("/")[0] + "/" if key[-1].isdigit() else key].add(target)
+        self.ever_created[folder_of(key)].add(target)
         if paths.parse_degraded_key(RUN, key) is not None:
             for watcher in self.watchers:
                 watcher.on_mark(key)
         if paths.parse_manifest_key(RUN, key) is not None:
             for watcher in self.watchers:
                 watcher.on_manifest(target, key)
+
+
+def folder_of(key: str) -> str:
+    """Of a stripe, its payload's folder; other keys stand for themselves."""
+    return key.rpartition("/")[0] + "/" if key[-1].isdigit() else key
 
 
 class Watcher:
