@@ -29,7 +29,7 @@ from openclaw_tasks.checkpoint.reader import RunReader
 from openclaw_tasks.config.faults import parse_faults
 from openclaw_tasks.config.job import TrainJob
 from openclaw_tasks.errors import OpenClawError
-from openclaw_tasks.gang.placing import WarmAgents
+from openclaw_tasks.gang.placing import WarmAgents, WarmPlacement
 from openclaw_tasks.gang.plain_run import train_plainly
 from openclaw_tasks.gang.session import Session
 from openclaw_tasks.observe.events import Event, EventLog, read_events
@@ -67,7 +67,7 @@ class Outcome:
 class Scene:
     """A run as those who disturb it see it: events in their order, and the processes behind them."""
 
-    agents: Sequence[int]  # process ids, by place
+    placement: WarmPlacement
     rng: random.Random
     targets: Sequence[Path]
     crawl_file: Path
@@ -97,6 +97,10 @@ class Scene:
             event = self._events.get()
             assert event is not None, "the run has ended already"
             self._note(event)
+
+    def agents(self) -> list[int]:
+        """The agents' processes, by place."""
+        return self.placement.pids()
 
     def pid(self, rank: int) -> int:
         """The process of a rank of the newest generation."""
@@ -175,9 +179,8 @@ class GangRuns:
     ) -> Outcome:
         """Train `job` to its end, or to its error, while `disturb` strikes. Raises what `disturb` raised."""
         log = EventLog(job.run)
-        workers = job.cluster.workers
-        placement = self.agents.placement(workers)
-        scene = Scene(self.agents.pids()[:workers], self.rng, target_folders(job), self._crawl_file)
+        placement = self.agents.placement(job.cluster.workers)
+        scene = Scene(placement, self.rng, target_folders(job), self._crawl_file)
         report, error = None, None
         begun = time.monotonic()
         try:

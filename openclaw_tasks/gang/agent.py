@@ -221,6 +221,7 @@ class Agent:
         message = received[0]
         match message["type"]:
             case "launcher-ready":
+                self._launcher.is_ready = True
                 self._tell({"type": "launcher-ready"})
             case "forked":
                 if message["number"] in self._ranks:

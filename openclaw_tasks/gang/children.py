@@ -95,6 +95,7 @@ class LauncherHandle:
             start_new_session=True,
         )
         theirs.close()
+        self.is_ready = False  # it has said so
         self._next_number = 0
 
     def start_rank(self, member: int, spec: dict[str, Any]) -> tuple[int, Rank]:
@@ -124,6 +125,8 @@ class LauncherHandle:
     def close(self) -> None:
         """End the launcher and all it forked; bounded."""
         self.line.close()
+        if not self.is_ready:
+            self.process.kill()  # it still imports, for seconds, and has forked nothing
         try:
             self.process.wait(5.0)
         except subprocess.TimeoutExpired:

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_tasks import errors
-from openclaw_tasks.checkpoint.lineage import BaseRef
-from openclaw_tasks.checkpoint.writer import BaseResult, RunWriter
+from openclaw_tasks.checkpoint.writer import RunWriter
 from openclaw_tasks.config.faults import Fault
 from openclaw_tasks.config.home import run_folder
 from openclaw_tasks.config.job import TrainJob
 from openclaw_tasks.errors import OpenClawError, RunError
 from openclaw_tasks.gang.board import Facts
+from openclaw_tasks.gang.keeping import base_result
 from openclaw_tasks.gang.placing import Placement
-from openclaw_tasks.gang.supervisor import AGENT_LOST, Supervisor
+from openclaw_tasks.gang.supervisor import Supervisor
 from openclaw_tasks.observe.events import EventLog
 
 AGENTS_SECONDS = 120.0
@@ -105,8 +105,8 @@ class Gang:
         if not lost:
             return False
         step, cause = lost
-        # Machines come and go, and what takes them says nothing of the step.
-        if lost in self._gangs_lost and cause != AGENT_LOST:
+        # What happens to a whole machine says nothing of the step.
+        if lost in self._gangs_lost and cause.startswith(("hung", "rank ")):
             raise RunError(
                 f"step {step}: no rank survives it, twice in a row ({cause}); look at what the recipe and its data do "
                 "there, and at the workers' memory"
@@ -117,8 +117,12 @@ class Gang:
         return True
 
     def wait_for_step(self, step: int) -> None:
-        """Return when `step` has been applied. Raises GangLostError, or the run's error."""
-        self.board.wait(lambda facts: facts.step >= step)
+        """Return when `step` has been applied, and the run's last one is in storage: nobody would do it again.
+
+        Raises GangLostError, or the run's error.
+        """
+        durable = step if step >= self._job.steps else 0
+        self.board.wait(lambda facts: facts.step >= step and facts.durable_step >= durable)
 
     def wait_for_durable(self, step: int) -> None:
         """Return when everything up to `step` is in storage."""
@@ -140,14 +144,7 @@ class Gang:
             assert self._writer is not None
             spec = self._writer.base_spec(step).to_json()
             answer = self.spare("compact", {"step": step, "base": spec})
-            self._supervisor.keep_base(
-                BaseResult(
-                    BaseRef.from_json(answer["ref"]),
-                    answer["stored_bytes"],
-                    answer["acked"],
-                    answer["degraded"],
-                )
-            )
+            self._supervisor.keep_base(base_result(answer))
             self.board.wait(lambda facts: step in facts.bases, through_loss=True)
 
     def note_verified(self, step: int, found: dict[str, Any]) -> None:

@@ -38,6 +38,12 @@ class AgentKeeper:
         with self._lock:
             return self._process.pid
 
+    @property
+    def started_at(self) -> float:
+        """When that process was started, on CLOCK_MONOTONIC."""
+        with self._lock:
+            return self._started_at
+
     def serve(self, config: dict[str, Any]) -> None:
         """The agent, and each that follows if it dies, joins the gang that `config` names."""
         with self._lock:
@@ -82,6 +88,7 @@ class AgentKeeper:
     def _start(self) -> subprocess.Popen[bytes]:
         self._log_folder.mkdir(parents=True, exist_ok=True)
         # A log file, never our own streams: a child that holds the flow's output hides the flow's death.
+        self._started_at = time.monotonic()
         with (self._log_folder / f"agent-{self._name}.log").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-P", "-m", "openclaw_tasks.gang.agent"],

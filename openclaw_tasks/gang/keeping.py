@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from openclaw_tasks.checkpoint.lineage import BaseRef, GroupRef
+from openclaw_tasks.checkpoint.lineage import BaseRef, BaseSpec, GroupRef
 from openclaw_tasks.checkpoint.writer import BaseResult, GroupResult, RunWriter
 from openclaw_tasks.config.job import TrainJob
 from openclaw_tasks.errors import FencedError, OpenClawError
@@ -14,6 +14,11 @@ from openclaw_tasks.gang.wire import Frame
 from openclaw_tasks.observe.events import EventLog
 
 Tell = Callable[[str, Frame], None]
+
+
+def base_result(frame: Frame) -> BaseResult:
+    """A base that was put, as an agent or a job beside training tells it."""
+    return BaseResult(BaseRef.from_json(frame["ref"]), frame["stored_bytes"], frame["acked"], frame["degraded"])
 
 
 class Keeping:
@@ -28,6 +33,7 @@ class Keeping:
         self._ledger = Ledger(writer.durable_step, job.store.group_steps)
         self._held: dict[int, str] = {}  # base step -> agent that holds the copy
         self._putting: tuple[int, str] | None = None
+        self._had_first_base = self._is_making_first_base = False
         self._retry_base_at = 0.0
         self._settling = False
         self._problem: str | None = None
@@ -77,6 +83,7 @@ class Keeping:
                 self._ledger.holds(agent, Span(frame["first"], frame["last"], frame["bytes"]))
             case "base-held":
                 self._held[frame["step"]] = agent
+                self._had_first_base = self._had_first_base or frame["step"] == 0
                 self._note_pending()
             case "group-done":
                 self._group_done(agent, frame, now)
@@ -105,9 +112,29 @@ class Keeping:
         """The gang begins again after the durable step: what agents held beyond it is not waited for."""
         self._ledger.forget_all()
 
-    def is_hopeless(self) -> bool:
-        """Whether the next record to put is held by nobody: the log cannot go on from memory."""
-        return self._ledger.is_hopeless(self._agents)
+    def is_hopeless(self, ended_at: int = 0) -> bool:
+        """Whether the next record to put is held by nobody: the log cannot go on from memory.
+
+        `ended_at`: the step after which all ranks have left, if they have.
+        """
+        return self._ledger.is_hopeless(self._agents, ended_at)
+
+    def first_base_to_make(self, now: float) -> BaseSpec | None:
+        """The base of step 0, if the only copy was lost: a job beside training can make it from the recipe.
+
+        Without a base nothing can be put, so a run would wait for ever. Told again if `first_base_failed`.
+        """
+        is_due = self._had_first_base and not self._is_making_first_base and now >= self._retry_base_at
+        if not is_due or self._writer.lineage.bases or 0 in self._held or self._putting is not None:
+            return None
+        self._is_making_first_base = True
+        return self._writer.base_spec(0)
+
+    def first_base_failed(self, problem: str, now: float) -> None:
+        """The job beside training gave no base of step 0."""
+        self._is_making_first_base = False
+        self._retry_base_at = now + 1.0
+        self._note_problem(f"base of step 0: {problem}")
 
     def _order_base(self, now: float) -> None:
         if self._putting is not None or now < self._retry_base_at:
@@ -153,9 +180,7 @@ class Keeping:
             self._retry_base_at = now + 1.0
             self._note_problem(f"base of step {step}: {frame['error']}")
             return
-        self.base_kept(
-            BaseResult(BaseRef.from_json(frame["ref"]), frame["stored_bytes"], frame["acked"], frame["degraded"])
-        )
+        self.base_kept(base_result(frame))
 
     def base_kept(self, result: BaseResult) -> None:
         """A base is in storage."""

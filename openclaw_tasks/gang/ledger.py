@@ -104,9 +104,12 @@ class Ledger:
         self._turn += 1
         self._not_before = now + RETRY_SECONDS
 
-    def is_hopeless(self, agents: Collection[str]) -> bool:
-        """Whether the next record is held by nobody although later ones are: they can never be put."""
+    def is_hopeless(self, agents: Collection[str], ended_at: int = 0) -> bool:
+        """Whether the next record is held by nobody although later ones are: they can never be put.
+
+        `ended_at`: the step after which all ranks have left, if they have: nobody will hold it any more.
+        """
         first = self.durable_step + 1
         spans = [self._spans[agent] for agent in agents if agent in self._spans]
-        later = any(span.last >= first for span in spans)
+        later = ended_at >= first or any(span.last >= first for span in spans)
         return later and self._in_flight is None and not any(span.first <= first <= span.last for span in spans)

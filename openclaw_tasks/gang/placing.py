@@ -71,13 +71,14 @@ class WarmAgents:
         _close_all(self._keepers)
 
     def placement(self, workers: int) -> WarmPlacement:
-        """A placement on the first `workers` agents; starts those that are not there yet."""
+        """A placement on `workers` agents, those that have been up longest; starts what is not there yet."""
         while len(self._keepers) < workers:
             self._keepers.append(AgentKeeper(f"warm-{len(self._keepers)}", self._log_folder))
-        return WarmPlacement(self._keepers[:workers])
+        warmest = sorted(self._keepers, key=lambda keeper: keeper.started_at)
+        return WarmPlacement(warmest[:workers])
 
     def pids(self) -> list[int]:
-        """The agents' processes, in the order in which placements take them."""
+        """The agents' processes, those of every placement."""
         return [keeper.pid for keeper in self._keepers]
 
 
@@ -94,6 +95,10 @@ class WarmPlacement:
     def close(self) -> None:
         for keeper in self._keepers:
             keeper.rest()
+
+    def pids(self) -> list[int]:
+        """The agents' processes, by place."""
+        return [keeper.pid for keeper in self._keepers]
 
 
 class DaskPlacement:

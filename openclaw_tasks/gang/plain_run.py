@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from openclaw_tasks.config.faults import Fault
 from openclaw_tasks.config.home import write_entry
@@ -29,16 +30,27 @@ def train_plainly(
     what the flow's stages raise.
     """
     log = events or EventLog(job.run)
-    with open_session(job, placement, log, faults) as session:
+    # The session ends first: what checks still wait for then never comes, and they hear of it.
+    with ThreadPoolExecutor(1, "check") as checker, open_session(job, placement, log, faults) as session:
         session.claim(session.gang.profile(), None)
         meanwhile(session)
+        checks = []
         for step in session.boundaries():
             _train_to(session, step)
-            session.gang.ensure_base(step)
-            if prove:
-                session.prove(step)
+            checks.append(checker.submit(_check, session, step, prove))
+        for check in checks:
+            check.result()
         session.finish()
+    if events is None:
+        log.close()
     return fold_report(read_events(job.run), run=job.run, recipe=job.recipe, planned_steps=job.steps)
+
+
+def _check(session: Session, step: int, prove: bool) -> None:
+    """Beside the next segment: training may have to begin again before the base can be there."""
+    session.gang.ensure_base(step)
+    if prove:
+        session.prove(step)
 
 
 def _train_to(session: Session, step: int) -> None:

@@ -25,7 +25,7 @@ from openclaw_tasks.config.faults import Fault
 from openclaw_tasks.config.job import TrainJob
 from openclaw_tasks.errors import OpenClawError, RunError
 from openclaw_tasks.gang.board import Board, Facts
-from openclaw_tasks.gang.keeping import Keeping
+from openclaw_tasks.gang.keeping import Keeping, base_result
 from openclaw_tasks.gang.losses import Loss, LossWatch
 from openclaw_tasks.gang.ranks import Agreement, error_of, formation_message
 from openclaw_tasks.gang.reception import Reception
@@ -35,7 +35,6 @@ from openclaw_tasks.observe.events import EventLog
 from openclaw_tasks.recovery import machine
 from openclaw_tasks.recovery.machine import Phase
 
-AGENT_LOST = "agent lost"  # the cause of a loss, as the machine gives it, too
 _TICK_SECONDS = 0.02
 _HOPELESS_SECONDS = 2.0  # an agent that has just come may still tell that it holds them
 
@@ -56,6 +55,7 @@ class Supervisor:
         self._running = True
         self._spare_numbers = itertools.count(1)
         self._spare_agents: dict[int, str] = {}
+        self._first_base_job: int | None = None
         self._machine: machine.State | None = None
         self._events_due: deque[machine.Event] = deque()
         self._keeping: Keeping | None = None
@@ -78,7 +78,7 @@ class Supervisor:
     def restart(self) -> None:
         """Begin again with fresh ranks after the gang was lost."""
         # Here, not in the thread: who waits for the fresh gang must not meet the loss of the old one.
-        self.board.update(lambda facts: setattr(facts, "lost_cause", None))
+        self.board.update(_forget_the_end)
         self._ask(self._restart)
 
     def request_stop(self) -> None:
@@ -165,7 +165,7 @@ class Supervisor:
         for number in [number for number, on in self._spare_agents.items() if on == name]:
             self._spare_done({"number": number, "ok": False, "error": f"agent {name} was lost", "retry": True})
         if self._machine is not None and any(member.agent == name for member in self._machine.members):
-            self._note_loss(AGENT_LOST, self._struck_agents.pop(name, now), now)
+            self._note_loss("agent lost", self._struck_agents.pop(name, now), now)
         self._feed(machine.AgentLost(name, now))
 
     def _tell(self, name: str, frame: Frame) -> None:
@@ -457,15 +457,26 @@ class Supervisor:
 
     def _keep(self, now: float) -> None:
         assert self._keeping is not None
-        if not self._keeping.is_hopeless():
+        if not self._keeping.is_hopeless(self._ended_at):
             self._hopeless_since = None
         elif self._hopeless_since is None:
             self._hopeless_since = now
         elif now - self._hopeless_since > _HOPELESS_SECONDS:
             self._feed(machine.GaveUp("the agents that held the next records are gone, before these were in storage"))
+        spec = self._keeping.first_base_to_make(now)
+        if spec is not None:
+            number = self._first_base_job = next(self._spare_numbers)
+            job = {"number": number, "kind": "compact", "step": 0, "base": spec.to_json()}
+            self._start_spare(number, job, agent=None)
         error = self._keeping.work(now, self._reception.names)
         if error is not None:
             self._fail(error)
+
+    @property
+    def _ended_at(self) -> int:
+        """The run's last step, if all ranks have left after it; else 0."""
+        has_ended = self._machine is not None and self._machine.phase is Phase.ENDED and not self._machine.stopping
+        return self._job.steps if has_ended else 0
 
     def _start_spare(self, number: int, spec: dict[str, Any], agent: str | None) -> None:
         names = [name for name in sorted(self._reception.names) if agent in (None, name)]
@@ -478,7 +489,17 @@ class Supervisor:
 
     def _spare_done(self, frame: dict[str, Any]) -> None:
         self._spare_agents.pop(frame["number"], None)
+        if frame["number"] == self._first_base_job and self._keeping is not None:
+            if frame["ok"]:
+                self._keeping.base_kept(base_result(frame))
+            else:
+                self._keeping.first_base_failed(frame["error"], time.monotonic())
+            return
         self.board.update(lambda facts: facts.spares.update({frame["number"]: frame}))
+
+
+def _forget_the_end(facts: Facts) -> None:
+    facts.lost_cause, facts.is_ended = None, False
 
 
 def _cause_of_death(status: int) -> str:

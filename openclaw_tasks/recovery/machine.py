@@ -111,7 +111,8 @@ def advance(state: State, event: Event) -> tuple[State, tuple[Instruction, ...]]
         case StopRequested():
             state = _stop(state, out)
         case GaveUp(cause):
-            if state.phase is Phase.RUNNING:
+            has_ended = state.phase is Phase.ENDED and not state.stopping
+            if state.phase is Phase.RUNNING or has_ended:
                 state = _lose(state, cause, out)
         case Restarted(at):
             state = _restart(state, at, out)
@@ -301,7 +302,7 @@ def _inherit(state: State, bereaved: Bereaved, out: list[Instruction]) -> State:
 def _lose(state: State, cause: str, out: list[Instruction]) -> State:
     out.extend(KillRank(member.number, member.agent) for member in state.members)
     out.append(ReportLost(cause))
-    return replace(state, phase=Phase.LOST, active=None, joining=None, bereaved=None, members=())
+    return replace(state, phase=Phase.LOST, active=None, joining=None, bereaved=None, blames=(), members=())
 
 
 # Broken links between the living
@@ -377,7 +378,7 @@ def _leave(state: State, number: int, out: list[Instruction]) -> State:
 def _end(state: State, out: list[Instruction]) -> State:
     out.extend(KillRank(member.number, member.agent) for member in state.members)
     out.append(ReportEnded())
-    return replace(state, phase=Phase.ENDED, active=None, joining=None, bereaved=None, members=())
+    return replace(state, phase=Phase.ENDED, active=None, joining=None, bereaved=None, blames=(), members=())
 
 
 def _tick(state: State, at: float, out: list[Instruction]) -> State:
@@ -390,6 +391,8 @@ def _tick(state: State, at: float, out: list[Instruction]) -> State:
             return _form_first(state, ready, out)
         # Ranks that are starting are watched by their agents; without any nothing would ever happen.
         return state if state.members else _lose(state, "no agent came to start a rank on", out)
+    if state.phase is not Phase.RUNNING:
+        return state
     if state.bereaved is not None and at - state.bereaved.since >= policy.blame_seconds:
         return _lose(state, state.bereaved.cause, out)
     if state.blames and at - state.blames[0].at >= policy.blame_seconds:

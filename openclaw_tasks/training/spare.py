@@ -95,11 +95,12 @@ def verify(job: TrainJob, spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def compact(job: TrainJob, spec: dict[str, Any]) -> dict[str, Any]:
-    """Make the base of a step whose copy was lost, from an older base and the log."""
+    """Make the base of a step whose copy was lost, from an older base and the log; of step 0 from the recipe."""
     targets = _targets(job)
     state = build_state(job)[1]
-    with RunReader(targets, job.run, pin=True) as reader:
-        rebuild_state(reader, state, spec["step"])
+    if spec["step"] > 0:
+        with RunReader(targets, job.run, pin=True) as reader:
+            rebuild_state(reader, state, spec["step"])
     snapshot = state.snapshot()
     weights_digest, state_digest = snapshot.digests()
     result = put_base(

@@ -162,3 +162,11 @@ def test_a_gang_that_begins_again_waits_for_nothing_that_was_held_before() -> No
     assert books.in_flight is None
     assert books.newest == 8
     assert not books.is_hopeless(["a", "b"])
+
+
+def test_after_the_end_a_record_that_nobody_holds_is_hopeless() -> None:
+    books = ledger(durable_step=8, a=(9, 12))
+
+    assert not books.is_hopeless(["a"], ended_at=12)
+    assert books.is_hopeless([], ended_at=12)
+    assert not books.is_hopeless([], ended_at=8)

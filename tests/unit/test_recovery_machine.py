@@ -419,6 +419,18 @@ def test_ranks_that_leave_in_order_end_the_gang() -> None:
     assert machine.tell(RankLeft(1), AgentLost("agent-0", 9.0), AgentJoined("late"), Tick(900.0)) == []
 
 
+def test_reports_of_broken_links_end_with_the_gang() -> None:
+    machine = training()
+    machine.tell(LinkBroken(1, 1, 0, 5.0), RankLeft(0), RankLeft(1))
+
+    assert machine.state.phase is Phase.ENDED
+    assert machine.tell(Tick(9.0)) == []
+
+    machine = training()
+    machine.tell(LinkBroken(1, 1, 0, 5.0), GaveUp("nobody holds them"))
+    assert machine.tell(Tick(9.0)) == []
+
+
 def test_a_rank_that_dies_while_others_leave_is_left_behind() -> None:
     machine = training(workers=3)
 
@@ -535,3 +547,18 @@ def test_a_gang_whose_records_can_never_be_stored_is_lost_and_begins_again() -> 
         ReportLost("nobody holds them"),
     ]
     assert machine.tell(Restarted(9.0)) == [StartRank("agent-0", 2), StartRank("agent-1", 3)]
+
+
+def test_a_gang_that_has_ended_begins_again_if_its_last_records_are_lost() -> None:
+    machine = training()
+    machine.tell(RankLeft(0), RankLeft(1))
+
+    assert machine.tell(GaveUp("nobody holds them")) == [ReportLost("nobody holds them")]
+    assert machine.tell(Restarted(9.0)) == [StartRank("agent-0", 2), StartRank("agent-1", 3)]
+
+
+def test_a_gang_that_was_asked_to_stop_does_not_begin_again() -> None:
+    machine = training()
+    machine.tell(StopRequested(), RankLeft(0), RankLeft(1))
+
+    assert machine.tell(GaveUp("nobody holds them")) == []
