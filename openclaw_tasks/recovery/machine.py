@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+from openclaw_tasks.recovery.blame import most_broken
 from openclaw_tasks.recovery.events import (
     AgentJoined,
     AgentLost,
@@ -328,28 +329,14 @@ def _mesh_again(state: State, at: float, out: list[Instruction]) -> State:
     if joining is not None and any(blame.generation == joining.generation for blame in state.blames):
         newcomers = [member.number for member in joining.members if member.number not in present]
         state = replace(state, refusals=(*state.refusals, *newcomers))
-        worst = _most_broken(state.blames, newcomers, [*present, *newcomers])
+        worst = most_broken(state.blames, newcomers, [*present, *newcomers])
         if worst is not None and state.refusals.count(worst) > MAX_REMESHES:
             return _expel(state, worst, "its links kept breaking", at, out)
         return _form_anew(state, "link broken", out)
-    worst = _most_broken(state.blames, present, present)
+    worst = most_broken(state.blames, present, present)
     if worst is not None and state.remeshes >= MAX_REMESHES:
         return _expel(replace(state, remeshes=0), worst, "its links kept breaking", at, out)
     return _form_anew(replace(state, remeshes=state.remeshes + 1), "link broken", out)
-
-
-def _most_broken(blames: tuple[LinkBroken, ...], suspects: list[int], inside: list[int]) -> int | None:
-    """Which of the suspects has the most broken links to others inside; of equals the most blamed one.
-
-    Both ends of a link count: a rank that is cut off blames everybody else.
-    """
-    pairs = {(b.reporter, b.blamed) for b in blames if b.reporter in inside and b.blamed in inside}
-    links = {frozenset(pair) for pair in pairs}
-
-    def score(number: int) -> tuple[int, int]:
-        return sum(number in link for link in links), sum(number == blamed for _, blamed in pairs)
-
-    return max((number for number in sorted(suspects) if score(number)[0]), key=score, default=None)
 
 
 # The end
@@ -365,14 +352,20 @@ def _stop(state: State, out: list[Instruction]) -> State:
 
 
 def _leave(state: State, number: int, out: list[Instruction]) -> State:
-    if state.member(number) is None or state.active is None:
+    active = state.active
+    if state.member(number) is None or active is None:
         return state
     state = replace(
         state,
         members=tuple(member for member in state.members if member.number != number),
         left=state.left | {number},
     )
-    return state if _present(state) else _end(state, out)
+    if not _present(state):
+        return _end(state, out)
+    if state.joining is None and active.rank_of(number) is not None and number not in state.meshed:
+        # It had left before it could hear of this formation: the others would wait for it in the mesh.
+        return _form_anew(state, "another had left", out)
+    return state
 
 
 def _end(state: State, out: list[Instruction]) -> State:

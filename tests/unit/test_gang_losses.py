@@ -125,6 +125,22 @@ def test_a_gang_that_begins_again_from_storage_loses_what_was_not_durable() -> N
     assert watch.regained(6, report(7, 104.0, 105.0))[0]["steps_lost"] == 8
 
 
+def test_after_a_new_beginning_steps_count_from_there() -> None:
+    watch = LossWatch()
+    watch.applied(40)
+    watch.lose(KILLED)
+    watch.formed(7, frozenset({5}))
+    watch.meshed(32)
+    watch.regained(5, report(7, 104.0, 105.0))
+
+    watch.applied(34)
+    watch.lose(Loss("died", 35, 110.0, 110.1))
+    watch.formed(8, frozenset({5}))
+    watch.meshed(33)
+
+    assert watch.regained(5, report(8, 110.2, 110.3))[0]["steps_lost"] == 1
+
+
 def test_an_earlier_recoverys_lost_steps_do_not_count_for_the_next() -> None:
     watch = LossWatch()
     watch.applied(12)

@@ -446,6 +446,16 @@ def test_the_last_rank_may_die_after_another_has_left_in_order() -> None:
     assert machine.tell(RankLeft(0), RankGone(1, "died", 5.0)) == [ReportEnded()]
 
 
+def test_a_formation_with_a_member_that_had_left_already_is_made_anew() -> None:
+    """Its news was on its way when another died: nobody will come to the mesh in its place."""
+    machine = training(workers=3)
+    machine.tell(RankHung(0, "frozen", 5.0))
+    assert [member.number for member in machine.active.members] == [1, 2]
+
+    assert announced(machine.tell(RankLeft(1))) == (3, [2], "now")
+    assert machine.tell(*meshed(3, 2), RankLeft(2))[-1] == ReportEnded()
+
+
 def test_nobody_is_taken_in_once_somebody_has_left() -> None:
     machine = training(workers=3)
     machine.tell(RankGone(2, "died", 5.0), *meshed(2, 0), RankLeft(0))
