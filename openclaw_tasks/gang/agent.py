@@ -30,6 +30,7 @@ from openclaw_tasks.training.ring import RecordRing
 _TICK_SECONDS = 0.02
 _BEAT_SECONDS = 0.5
 _END_SECONDS = 5.0
+_FLUSH_ATTEMPT = 1000
 _PLACE_GRACE_SECONDS = 0.3  # a dead flow takes its Dask workers along: see which of the two is gone
 
 
@@ -334,7 +335,7 @@ class Agent:
         for outcome in self._putter.outcomes():
             self._tell(outcome.frame())
             self._free_records()
-            if self._orphaned_at is not None:
+            if self._orphaned_at is not None and outcome.kind == "group":
                 self._flush_done(outcome)
 
     def _tell_span(self) -> None:
@@ -423,13 +424,14 @@ class Agent:
             self._running = False
             return
         # An attempt number of its own: the supervisor's putters count from 0, and stripes of two never mix.
-        flush = {**spec, "last": span[1], "attempt": 1000 + self._flush_rank}
+        flush = {**spec, "last": span[1], "attempt": _FLUSH_ATTEMPT + self._flush_rank}
         self._putter.put_group(self._targets(), flush, self._records.records(flush["first"], flush["last"]))
 
     def _flush_done(self, outcome: Outcome) -> None:
         print(f"flush: {outcome.frame()}", file=sys.stderr)
         if outcome.group is None:
-            self._running = False
+            # One that the supervisor had still ordered is put again as our own; our own is not tried twice.
+            self._running = outcome.spec["attempt"] < _FLUSH_ATTEMPT
             return
         self._records.advance(outcome.group.ref.last)
         ref = outcome.group.ref

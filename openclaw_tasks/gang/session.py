@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -17,7 +18,7 @@ from typing import Any
 from openclaw_tasks.checkpoint.reader import RunReader
 from openclaw_tasks.checkpoint.writer import RunWriter
 from openclaw_tasks.config.faults import Fault, parse_faults
-from openclaw_tasks.config.home import write_entry
+from openclaw_tasks.config.home import run_folder, write_entry
 from openclaw_tasks.config.job import TrainJob
 from openclaw_tasks.errors import (
     DigestMismatchError,
@@ -31,7 +32,7 @@ from openclaw_tasks.gang.claim import claim_run
 from openclaw_tasks.gang.gang import Gang
 from openclaw_tasks.gang.placing import DaskPlacement, Placement
 from openclaw_tasks.observe.events import Event, EventLog
-from openclaw_tasks.observe.logs import RunLogging
+from openclaw_tasks.observe.logs import RunLogging, log_path
 from openclaw_tasks.observe.narration import narrate
 from openclaw_tasks.storage.targets import open_targets
 
@@ -58,6 +59,7 @@ class Session:
         self._stack = contextlib.ExitStack()
         self._threads = ThreadPoolExecutor(2, "session")
         self._opening: Future[Gang] | None = None
+        self._early_stages: list[dict[str, Any]] = []  # told when the run is ours: a refused start leaves no events
         self.writer: RunWriter | None = None
         self.ended_by: BaseException | None = None
         self.resumed_step = 0
@@ -77,6 +79,8 @@ class Session:
             flow_run_id=flow_run_id,
             page=page,
         )
+        for stage in self._early_stages:
+            self.events.emit("stage", **stage)
         for warning in claimed.warnings:
             self.events.emit("warning", text=warning)
         for index, why in claimed.missing.items():
@@ -154,7 +158,11 @@ class Session:
             yield
         finally:
             seconds = round(time.monotonic() - begun, 3)
-            self.events.emit("stage", name=name, segment=segment, seconds=seconds, stage_attempt=attempt)
+            facts = {"name": name, "segment": segment, "seconds": seconds, "stage_attempt": attempt}
+            if self.writer is None:
+                self._early_stages.append(facts)
+            else:
+                self.events.emit("stage", **facts)
 
     def open(self) -> None:
         """Begin to bring up the gang, in a thread: it takes seconds in which the caller can do other things."""
@@ -193,20 +201,28 @@ class Session:
         """End every process of the run, flush its log, give it free."""
         self.ended_by = error
         try:
-            if error is not None:
-                self._end_early(error)
+            if error is not None and self.writer is not None:
+                self._end_early(self.writer, error)
         finally:
             # A second Ctrl-C must not leave processes behind: this goes on whatever happens.
             self._stack.close()
             if self.writer is not None:
                 self.writer.release()
+            else:
+                _remove_traces(self.job.run)
 
-    def _end_early(self, error: BaseException) -> None:
+    def _end_early(self, writer: RunWriter, error: BaseException) -> None:
         """An error, Ctrl-C, SIGTERM or a cancel: end in order, so that the run can be resumed at this very step."""
-        if self.writer is not None:
-            self.gang.stop(STOP_SECONDS)
-            write_entry(self.job, state=_state_after(error), step=self.writer.durable_step)
+        self.gang.stop(STOP_SECONDS)
+        write_entry(self.job, state=_state_after(error), step=writer.durable_step)
         self.events.emit("failed", error=_in_words(error))
+
+
+def _remove_traces(run: str) -> None:
+    """A start that was refused changes nothing: if its logs are all that is in the run's folder, it goes."""
+    folder = run_folder(run)
+    if folder.is_dir() and {entry.name for entry in folder.iterdir()} <= {"logs", log_path(run).name}:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _in_words(error: BaseException) -> str:

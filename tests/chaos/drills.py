@@ -99,10 +99,27 @@ class Drills:
         """`openclaw train` to its end."""
         return openclaw(*self.words(run, *words), home=self.home, **how)
 
-    def start(self, run: str, *words: str | os.PathLike[str], pause_seconds: float = 0.0, **how: Any) -> Started:
-        """`openclaw train`, with a pause in each forward so that it can be met in the middle."""
-        environment = {"DRILL_PAUSE": str(pause_seconds), **how.pop("environment", {})}
-        return Started(*self.words(run, *words), home=self.home, environment=environment, **how)
+    def start(
+        self,
+        run: str,
+        *words: str | os.PathLike[str],
+        pause_seconds: float = 0.0,
+        environment: Mapping[str, str] | None = None,
+    ) -> Started:
+        """`openclaw train`, with a pause in each forward until `release`, so that it can be met in the middle."""
+        self._brake(run).write_text(str(pause_seconds))
+        return Started(
+            *self.words(run, *words),
+            home=self.home,
+            environment={"DRILL_BRAKE": str(self._brake(run)), **(environment or {})},
+        )
+
+    def release(self, run: str) -> None:
+        """No more pauses."""
+        self._brake(run).unlink()
+
+    def _brake(self, run: str) -> Path:
+        return self.home.with_name(f"{run}.brake")
 
     def events(self, run: str, *kinds: str) -> list[dict[str, Any]]:
         return events_of(self.home, run, *kinds)
@@ -117,6 +134,11 @@ class Drills:
         """As `openclaw runs` tells them."""
         entry = json.loads((self.home / "index" / f"{run}.json").read_text())
         return entry["state"], entry["step"]
+
+    def wait_for_steps(self, command: Started, run: str, attempt: int, count: int) -> None:
+        """Wait until the run's start number `attempt` has done `count` steps."""
+        command.wait_for(lambda: len(self.resumed_steps(run)) >= attempt, f"start {attempt} of {run}")
+        command.wait_for_step(run, self.resumed_steps(run)[attempt - 1] + count, attempt)
 
     def resumed_steps(self, run: str) -> list[int]:
         return [event["resumed_step"] for event in self.events(run, "attempt-started")]

@@ -1,7 +1,8 @@
 """A small recipe with all that is hard to keep exact (dropout, batch statistics, moments), for drills.
 
-The environment, which no bit depends on, makes it slow or lets it fail: DRILL_PAUSE (seconds in each forward),
-DRILL_POISON=WHAT:INDEX, where the sample INDEX raises or kills its process ("raise", "die").
+The environment, which no bit depends on, makes it slow or lets it fail: DRILL_BRAKE names a file, and while it is
+there each forward takes the seconds it holds; DRILL_POISON=WHAT:INDEX, where the sample INDEX raises or kills its
+process ("raise", "die").
 """
 
 from __future__ import annotations
@@ -20,6 +21,13 @@ from openclaw_tasks import LossSum, Recipe
 
 SAMPLES = 640
 FEATURES = 8
+
+
+def brake() -> None:
+    try:
+        time.sleep(float(Path(os.environ["DRILL_BRAKE"]).read_text()))
+    except (KeyError, FileNotFoundError):
+        pass
 
 
 class Points(Dataset[tuple[Tensor, Tensor, int]]):
@@ -54,7 +62,7 @@ class Drill(Recipe):
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> LossSum:
         x, y, indexes = batch
-        time.sleep(float(os.environ.get("DRILL_PAUSE", "0")))
+        brake()
         what, _, index = os.environ.get("DRILL_POISON", "none:-1").partition(":")
         if int(index) in indexes.tolist():
             if what == "raise":
