@@ -149,11 +149,15 @@ def test_a_gang_of_which_no_rank_can_be_started_is_lost_and_waits_for_nobody() -
 
 
 def test_a_rank_that_meshes_clears_its_agents_failed_starts() -> None:
-    machine = training(workers=1)
-    for number in (0, 1):
-        machine.tell(RankGone(number, "died", 1.0))
-        machine.tell(Restarted(2.0), *ready(number + 1), *meshed(machine.state.generation, number + 1))
+    machine = training()
+    machine.tell(RankGone(1, "died", 1.0), *meshed(2, 0))
+    machine.tell(RankGone(2, "died early", 2.0), RankGone(3, "died early", 3.0), *ready(4))
+    assert machine.state.failed_starts == ("agent-1", "agent-1")
 
+    machine.tell(*meshed(3, 0, 4))
+
+    assert machine.state.failed_starts == ()
+    assert StartRank("agent-1", 5) in machine.tell(RankGone(4, "died", 4.0)), "who had meshed has not failed to start"
     assert machine.state.failed_starts == ()
 
 
@@ -171,6 +175,7 @@ def test_an_agent_that_is_announced_twice_gets_one_rank() -> None:
     machine = Machine()
 
     assert machine.tell(AgentJoined("a"), AgentJoined("a")) == [StartRank("a", 0)]
+    assert machine.state.agents == ("a",)
 
 
 # Losses
@@ -256,6 +261,16 @@ def test_open_shards_are_handed_over_along_the_whole_chain_of_deaths() -> None:
 
     assert first == ((0, 3), (3, 6), (6, 8))
     assert machine.active.open_runs == ((0, 6), (6, 8))
+
+
+def test_after_a_step_the_open_shards_are_those_of_the_even_map() -> None:
+    machine = training(workers=4)
+    machine.tell(RankGone(1, "died", 5.0), *meshed(2, 0, 2, 3))
+    assert machine.active.runs == ((0, 2), (2, 5), (5, 8)) != machine.active.open_runs
+
+    machine.tell(StepDone(2), RankGone(0, "died too", 6.0))
+
+    assert machine.active.open_runs == ((0, 5), (5, 8))
 
 
 def test_a_lost_agent_is_the_death_of_its_rank() -> None:

@@ -57,7 +57,7 @@ def rank_facts(draw: st.DrawFn, shards: range, parameters: int) -> RankFacts:
     )
 
 
-@given(st.data(), st.integers(0, 8), st.integers(0, 8), st.sampled_from([1, 9, 100, 4000]))
+@given(st.data(), st.integers(0, 8), st.integers(0, 8), st.sampled_from([1, 9, 100, 20_000]))
 def test_facts_come_back_bit_for_bit_and_within_the_promised_size(
     data: st.DataObject, lo: int, num_shards: int, parameters: int
 ) -> None:
