@@ -102,6 +102,11 @@ class Scene:
         """The agents' processes, by place."""
         return self.placement.pids()
 
+    def agent(self, rank: int) -> int:
+        """The agent of a rank of the newest generation."""
+        launcher = psutil.Process(self.pid(rank)).ppid()
+        return psutil.Process(launcher).ppid()
+
     def pid(self, rank: int) -> int:
         """The process of a rank of the newest generation."""
         return self._pids[self.members[rank]]
@@ -176,10 +181,14 @@ class GangRuns:
         *faults: str,
         disturb: Disturbance | None = None,
         prove: bool = False,
+        spare_agents: int = 0,
     ) -> Outcome:
-        """Train `job` to its end, or to its error, while `disturb` strikes. Raises what `disturb` raised."""
+        """Train `job` to its end, or to its error, while `disturb` strikes. Raises what `disturb` raised.
+
+        spare_agents: how many more than the job needs; they take the place of others at once.
+        """
         log = EventLog(job.run)
-        placement = self.agents.placement(job.cluster.workers)
+        placement = self.agents.placement(job.cluster.workers + spare_agents)
         scene = Scene(placement, self.rng, target_folders(job), self._crawl_file)
         report, error = None, None
         begun = time.monotonic()
@@ -323,13 +332,27 @@ def target_folders(job: TrainJob) -> list[Path]:
 
 @contextmanager
 def taken_away(folder: Path) -> Iterator[None]:
-    """The target is not there in the body, and the very same comes back after it."""
+    """The target is not there in the body, as if unmounted, and the very same comes back after it."""
     away = folder.with_name(f"{folder.name}.away")
     folder.rename(away)
     try:
         yield
     finally:
         away.rename(folder)
+
+
+@contextmanager
+def unwritable(folder: Path) -> Iterator[None]:
+    """Nothing can be written to the target's log in the body. (Rights do not bind root, under which tests may run.)"""
+    (run,) = (path for path in folder.iterdir() if path.is_dir())
+    log, away = run / "log", run / "log.away"
+    log.rename(away)
+    log.touch()
+    try:
+        yield
+    finally:
+        log.unlink()
+        away.rename(log)
 
 
 def flip_a_byte_in_each_stripe(folder: Path, rng: random.Random) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from openclaw_tasks.checkpoint.lineage import BaseRef, BaseSpec, GroupRef
@@ -14,6 +15,8 @@ from openclaw_tasks.gang.wire import Frame
 from openclaw_tasks.observe.events import EventLog
 
 Tell = Callable[[str, Frame], None]
+
+PROBLEM_SECONDS = 10.0  # a storage problem that lasts is told again this often
 
 
 def base_result(frame: Frame) -> BaseResult:
@@ -37,6 +40,7 @@ class Keeping:
         self._retry_base_at = 0.0
         self._settling = False
         self._problem: str | None = None
+        self._told_problem_at = 0.0
         self._missing: set[int] = set(board.read(lambda facts: facts.missing_targets))
         self._agents: Sequence[str] = ()
         bases = {base.step for base in writer.lineage.bases}
@@ -103,7 +107,8 @@ class Keeping:
             if order is not None:
                 spec = self._writer.group_spec(order.first, order.last, self._job.codec)
                 self._tell(order.agent, {"type": "put-group", "spec": spec.to_json()})
-        if self._settling and self._ledger.in_flight is None and self._ledger.newest <= self._ledger.durable_step:
+        is_all_put = self._ledger.newest <= self._ledger.durable_step or self.is_hopeless()
+        if self._settling and self._ledger.in_flight is None and is_all_put:
             self._settling = False
             self._board.update(lambda facts: setattr(facts, "is_settled", True))
         return None
@@ -216,9 +221,9 @@ class Keeping:
         self._missing = set(missing)
 
     def _note_problem(self, problem: str | None) -> None:
-        """Tell a storage problem once, and its end."""
-        if problem != self._problem and problem is not None:
+        """Tell of storage problems when they begin, now and then while they last, and when they are over."""
+        now = time.monotonic()
+        if (problem is None) != (self._problem is None) or (problem and now - self._told_problem_at > PROBLEM_SECONDS):
             self._events.emit("storage", target=None, problem=problem)
-        elif problem is None and self._problem is not None:
-            self._events.emit("storage", target=None, problem=None)
+            self._told_problem_at = now
         self._problem = problem

@@ -61,7 +61,8 @@ class Ledger:
             self._in_flight = None
 
     def forget_all(self) -> None:
-        """Nothing is held by anybody any more."""
+        """Nothing is held by anybody any more, and nothing is urgent."""
+        self.urgent_through = 0
         for agent in list(self._spans):
             self.forget(agent)
 

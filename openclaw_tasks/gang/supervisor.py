@@ -56,6 +56,7 @@ class Supervisor:
         self._spare_numbers = itertools.count(1)
         self._spare_agents: dict[int, str] = {}
         self._first_base_job: int | None = None
+        self._waiting: frozenset[int] = frozenset()  # members that wait for storage
         self._machine: machine.State | None = None
         self._events_due: deque[machine.Event] = deque()
         self._keeping: Keeping | None = None
@@ -226,10 +227,17 @@ class Supervisor:
                 self._losses.applied(message["step"])
                 self._feed(machine.RankLeft(member))
             case "waiting":
-                lag = f"storage lags by {message['slots']} steps: training waits for the durable step"
-                self._events.emit("waiting", step=message["step"], reason=None if message["is_over"] else lag)
+                self._note_waiting(member, message)
             case "error":
                 self._fail(error_of(self._rank_name(member), self._rank_of(member), message))
+
+    def _note_waiting(self, member: int, message: dict[str, Any]) -> None:
+        """One wait of the gang, though each rank tells of its own."""
+        was_waiting = bool(self._waiting)
+        self._waiting = self._waiting - {member} if message["is_over"] else self._waiting | {member}
+        if bool(self._waiting) != was_waiting:
+            lag = f"storage lags by {message['slots']} steps: training waits for the durable step"
+            self._events.emit("waiting", step=message["step"], reason=lag if self._waiting else None)
 
     def _rank_ready(self, member: int, message: dict[str, Any]) -> None:
         assert self._machine is not None
@@ -286,6 +294,7 @@ class Supervisor:
         if frame["left_at"] is not None:
             self._feed(machine.RankLeft(member))
             return
+        self._waiting -= {member}
         if frame["failed"] or self._machine.member(member) is None:
             return
         cause = _cause_of_death(frame["status"])
@@ -455,6 +464,15 @@ class Supervisor:
         self._keeping.hurry()
         self._keeping.tell_when_settled()
 
+    def _give_up(self, now: float) -> None:
+        """What the ranks know can never be stored: the steps after the durable one are to be computed again."""
+        assert self._hopeless_since is not None
+        cause = "the agents that held the next records are gone, before these were in storage"
+        step = self.board.read(lambda facts: facts.step) + 1
+        self._losses.lose(Loss(cause, step, self._hopeless_since, now))
+        self._hopeless_since = None
+        self._feed(machine.GaveUp(cause))
+
     def _keep(self, now: float) -> None:
         assert self._keeping is not None
         if not self._keeping.is_hopeless(self._ended_at):
@@ -462,7 +480,7 @@ class Supervisor:
         elif self._hopeless_since is None:
             self._hopeless_since = now
         elif now - self._hopeless_since > _HOPELESS_SECONDS:
-            self._feed(machine.GaveUp("the agents that held the next records are gone, before these were in storage"))
+            self._give_up(now)
         spec = self._keeping.first_base_to_make(now)
         if spec is not None:
             number = self._first_base_job = next(self._spare_numbers)

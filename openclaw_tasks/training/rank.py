@@ -50,6 +50,7 @@ class Rank:
         self._has_state = False
         self._finishing = False
         self._skipped_in_a_row = 0
+        self._told_waiting = False
 
     def run(self) -> None:
         """Build what the recipe says, then train until the group leaves."""
@@ -86,8 +87,7 @@ class Rank:
     def _make_ring(self) -> RecordRing:
         bounds = self._job.fault_tolerance
         record_bytes = self._training.state.max_record_bytes()
-        # Two more than the bound: the record that is not final yet, and the one being written.
-        slots = max(4, min(bounds.max_unprotected_steps, bounds.max_unprotected_bytes // record_bytes) + 2)
+        slots = max(1, min(bounds.max_unprotected_steps, bounds.max_unprotected_bytes // record_bytes))
         return RecordRing.create(slots, record_bytes)
 
     def _serve(self, formation: Formation) -> bool:
@@ -161,6 +161,8 @@ class Rank:
         return True
 
     def _after_step(self, seat: Seat, result: StepResult) -> None:
+        if self._told_waiting:
+            self._tell_waiting(result.step, is_over=True)
         if seat.rank == 0:
             self._line.send(
                 {
@@ -239,18 +241,15 @@ class Rank:
         step = self._training.state.step + 1
         self._progress.enter(Phase.STORAGE_WAIT, step)
         begun = time.monotonic()
-        told = False
         while (slot := self._ring.claim()) is None:
             self._orders.breathe()
             time.sleep(0.002)
-            if not told and time.monotonic() - begun > 1.0:
-                told = True
+            if not self._told_waiting and time.monotonic() - begun > 1.0:
                 self._tell_waiting(step, is_over=False)
-        if told:
-            self._tell_waiting(step, is_over=True)
         return slot
 
     def _tell_waiting(self, step: int, *, is_over: bool) -> None:
+        self._told_waiting = not is_over
         self._line.send({"type": "waiting", "step": step, "slots": self._ring.slots, "is_over": is_over})
 
 

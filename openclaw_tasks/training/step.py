@@ -105,9 +105,12 @@ class StepRunner:
         facts = self._gather(seat, plan, mine, run)
         decision = decide(facts, seat.generation)
         record = self._record(step, facts, decision)
+        # Everybody is in this step, so nobody can make another version of the one before. Before the new one is
+        # kept: that may have to wait until the older ones are in storage.
+        self._ring.mark_final(step - 1)
         length = self.keep(record)
-        # Everybody is in this step, so nobody can make another version of the one before.
-        self._ring.mark_final(step if seat.transport.world_size == 1 else step - 1)
+        if seat.transport.world_size == 1:
+            self._ring.mark_final(step)
         self.apply(record)
         seconds = time.monotonic() - begun
         self._progress.took(seconds)

@@ -170,3 +170,13 @@ def test_after_the_end_a_record_that_nobody_holds_is_hopeless() -> None:
     assert not books.is_hopeless(["a"], ended_at=12)
     assert books.is_hopeless([], ended_at=12)
     assert not books.is_hopeless([], ended_at=8)
+
+
+def test_after_a_fresh_start_groups_are_full_again() -> None:
+    """A lost gang's last records were urgent; those of the next gang are not."""
+    books = ledger(durable_step=8)
+    books.urgent_through = 2**62
+    books.forget_all()
+    books.holds("a", Span(9, 9, 10))
+
+    assert books.next_order(0.0) is None
