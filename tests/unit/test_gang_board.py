@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from openclaw_tasks.errors import DamagedError, GangLostError, RunError
+from openclaw_tasks.errors import DamagedError, GangLostError, RunCancelledError, RunError
 from openclaw_tasks.gang.board import Board, Facts
 
 PATIENCE_SECONDS = 20.0
@@ -93,6 +93,26 @@ def test_a_lost_gang_ends_the_wait_with_cause_and_step() -> None:
     with pytest.raises(GangLostError, match=r"no rank is left \(agent lost\); last step 17"):
         board.wait(lambda facts: facts.step >= 20)
     assert board.wait(lambda facts: facts.is_settled, timeout_seconds=0.0, through_loss=True) is None
+
+
+def test_a_cancel_reaches_stages_but_not_who_sees_the_run_to_its_end() -> None:
+    board = Board()
+    board.update(setting("cancelled", RunCancelledError("run 'a' was cancelled")))
+
+    with pytest.raises(RunCancelledError):
+        board.wait(lambda facts: facts.step >= 9)
+    assert board.wait(lambda facts: facts.is_ended, timeout_seconds=0.0, through_error=True) is None
+    board.update(setting("is_ended", True))
+    assert board.wait(lambda facts: facts.is_ended, through_error=True)
+
+
+def test_an_error_counts_more_than_a_cancel() -> None:
+    board = Board()
+    board.update(setting("cancelled", RunCancelledError("run 'a' was cancelled")))
+    board.update(setting("error", DamagedError("step 5: a record does not match its digest")))
+
+    with pytest.raises(DamagedError):
+        board.wait(lambda facts: facts.step >= 9, through_loss=True)
 
 
 def test_a_change_that_raises_leaves_the_board_usable() -> None:
