@@ -167,12 +167,14 @@ def open_reader(job: TrainJob) -> Iterator[RunReader]:
     """A pinned reader of `job`'s run. Raises JobError for a run that never was, DataLossError for one that is gone."""
     from openclaw_tasks.checkpoint.history import DEEP_BYTES
     from openclaw_tasks.checkpoint.reader import RunReader
+    from openclaw_tasks.gang.claim import refuse_too_few
     from openclaw_tasks.storage.targets import open_targets
 
     targets = open_targets(job.store.targets, deadline_seconds=job.store.deadline)
     known = read_entry(job.run) is not None
     if not targets.present():
         raise _absent(job, known)
+    refuse_too_few(job, targets)
     # Deep: people are told of every damaged target, not only of those whose stripes happen to be needed.
     with RunReader(targets, job.run, pin=True, deep_bytes=DEEP_BYTES) as reader:
         if not reader.exists:

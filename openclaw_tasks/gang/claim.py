@@ -95,6 +95,17 @@ def open_for_writing(job: TrainJob) -> TargetSet:
     is_there = _is_on_any(targets, job)
     if entry is None and not is_there:
         return open_targets(job.store.targets, deadline_seconds=job.store.deadline, create=True)
+    refuse_too_few(job, targets)
+    if not is_there:
+        raise DataLossError(
+            f"run {job.run!r} was started from here, and none of its targets holds it any more "
+            f"({', '.join(targets.urls)}); bring them back, or start under another run name"
+        )
+    return targets
+
+
+def refuse_too_few(job: TrainJob, targets: TargetSet) -> None:
+    """Raise DataLossError, naming them, if more targets are gone than redundancy covers."""
     missing, covered = len(targets.problems), job.store.redundancy
     if missing > covered:
         problems = "; ".join(targets.problems[index] for index in sorted(targets.problems))
@@ -102,12 +113,6 @@ def open_for_writing(job: TrainJob) -> TargetSet:
             f"run {job.run!r}: {missing} of {len(targets.urls)} targets are gone and redundancy covers {covered}: "
             f"{problems}; bring them back, or start under another run name"
         )
-    if not is_there:
-        raise DataLossError(
-            f"run {job.run!r} was started from here, and none of its targets holds it any more "
-            f"({', '.join(targets.urls)}); bring them back, or start under another run name"
-        )
-    return targets
 
 
 def _is_on_any(targets: TargetSet, job: TrainJob) -> bool:

@@ -99,6 +99,10 @@ class Drills:
         """`openclaw train` to its end."""
         return openclaw(*self.words(run, *words), home=self.home, **how)
 
+    def train_job(self, job: Path, *words: str | os.PathLike[str], **how: Any) -> Ended:
+        """`openclaw train` of another job file."""
+        return openclaw("train", job, *words, home=self.home, **how)
+
     def start(
         self,
         run: str,
