@@ -36,6 +36,8 @@ from openclaw_tasks.observe.events import Event, EventLog, read_events
 from openclaw_tasks.observe.report import RecoveryCost, Report
 from openclaw_tasks.storage.targets import open_targets
 
+ROUNDS = int(os.environ.get("OPENCLAW_TEST_ROUNDS", "1"))
+"""How many times over what is drawn by chance is drawn again; more than 1 is for long runs by hand."""
 WAIT_SECONDS = 40.0  # for one event: far more than any takes on a busy machine
 
 Disturbance = Callable[["Scene"], None]
@@ -175,6 +177,10 @@ class GangRuns:
         self._crawl_file.touch()
         return {"crawl_while": str(self._crawl_file), **arguments}
 
+    def hurry(self) -> None:
+        """Let a job that crawls train at full speed."""
+        self._crawl_file.unlink(missing_ok=True)
+
     def run(
         self,
         job: TrainJob,
@@ -243,11 +249,13 @@ _undisturbed: dict[str, list[oracle.StepFacts]] = {}
 
 def undisturbed(job: TrainJob) -> list[oracle.StepFacts]:
     """The oracle's facts of each step of `job`, computed once for jobs that differ in their machines only."""
-    arguments = {name: value for name, value in job.recipe_args.items() if name not in zoo.TIMING}
+    arguments = {name: value for name, value in job.recipe_args.items() if name not in zoo.BITLESS}
     mathematics = [job.recipe, arguments, job.seed, job.global_batch, job.logical_shards, job.clip_norm, job.codec]
     key = json.dumps(mathematics, sort_keys=True)
     if len(_undisturbed.get(key, ())) < job.steps:
-        _undisturbed[key] = oracle.run_undisturbed(job.model_copy(update={"recipe_args": arguments}))
+        # A trace is no bit, but has to go somewhere.
+        quiet = {**arguments, "trace": os.devnull} if "trace" in job.recipe_args else arguments
+        _undisturbed[key] = oracle.run_undisturbed(job.model_copy(update={"recipe_args": quiet}))
     return _undisturbed[key][: job.steps]
 
 

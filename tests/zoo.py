@@ -25,8 +25,8 @@ FEATURES, CLASSES = 8, 4
 
 OPTIMIZERS = ("adamw", "sgd", "adafactor")
 
-TIMING = ("pause_seconds", "crawl_while")
-"""Arguments of recipes that change how long a step takes, and none of its bits."""
+BITLESS = ("pause_seconds", "crawl_while", "trace")
+"""Arguments of recipes that change no bit of any step."""
 _CRAWL_SECONDS = 0.04
 
 
@@ -192,6 +192,23 @@ class Counting(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         self.get_buffer("steps_done").add_(1)
         return self.model(features)  # type: ignore[no-any-return]
+
+
+class Traced(Tiny):
+    """Notes each shard's step in the file `trace`, so that one knows afterwards how far a run had come."""
+
+    def __init__(self, *, trace: str, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.trace = Path(trace)
+
+    def model(self) -> nn.Module:
+        return Counting(super().model())
+
+    def loss(self, model: nn.Module, batch: Any) -> LossSum:
+        result = super().loss(model, batch)
+        with self.trace.open("a") as file:
+            file.write(f"{int(model.get_buffer('steps_done'))}\n")
+        return result
 
 
 class Trouble(Tiny):

@@ -51,6 +51,7 @@ class Supervisor:
         self.address = self._reception.address
         self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._waking = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
         self._running = True
         self._spare_numbers = itertools.count(1)
@@ -106,11 +107,16 @@ class Supervisor:
         if self._thread.is_alive():
             self._ask(self._end)
             self._thread.join(10.0)
+        with self._waking:
+            if self._wake_write >= 0:
+                os.close(self._wake_write)
+                self._wake_write = -1
 
     def _ask(self, request: Callable[[], None]) -> None:
         self._requests.put(request)
-        with contextlib.suppress(BrokenPipeError):  # the thread has ended
-            os.write(self._wake_write, b"\0")
+        with self._waking, contextlib.suppress(BrokenPipeError):  # the thread has ended
+            if self._wake_write >= 0:
+                os.write(self._wake_write, b"\0")
 
     # The thread
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import signal
 
 import pytest
-from gang_runs import GangRuns, Scene, assert_exact, world_sizes
+from gang_runs import ROUNDS, GangRuns, Scene, assert_exact, world_sizes
 
 pytestmark = pytest.mark.chaos
 
 SLOWLY = {"pause_seconds": 0.002}  # in each shard: a step lasts long enough to be struck in its middle
 
 
-@pytest.mark.parametrize("attempt", range(3))
+@pytest.mark.parametrize("attempt", range(3 * ROUNDS))
 def test_a_rank_killed_from_outside_at_any_moment_changes_no_bit(gang: GangRuns, attempt: int) -> None:
     """meta-pytorch/torchft#309: a step is all or nothing; what the dead rank had of it is computed by the others."""
     step, rank = gang.rng.randrange(1, 11), gang.rng.randrange(3)
@@ -31,7 +31,7 @@ def test_a_rank_killed_from_outside_at_any_moment_changes_no_bit(gang: GangRuns,
     assert world_sizes(report)[:2] == [(1, 3), (recovery.step, 2)]
 
 
-@pytest.mark.parametrize("attempt", range(3))
+@pytest.mark.parametrize("attempt", range(3 * ROUNDS))
 def test_a_rank_that_kills_itself_in_mid_step_changes_no_bit(gang: GangRuns, attempt: int) -> None:
     """meta-pytorch/torchft#309: the strike comes after half of its slices have been sent."""
     step, rank = gang.rng.randrange(2, 12), gang.rng.randrange(3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
-from gang_runs import GangRuns, Scene, assert_exact, world_sizes
+from gang_runs import ROUNDS, GangRuns, Scene, assert_exact, world_sizes
 
 pytestmark = pytest.mark.chaos
 
@@ -22,7 +22,7 @@ def _strike_if_there(scene: Scene, pid: int, number: signal.Signals = signal.SIG
         scene.struck.append(f"{pid} had gone already")
 
 
-@pytest.mark.parametrize("attempt", range(3))
+@pytest.mark.parametrize("attempt", range(3 * ROUNDS))
 def test_a_rank_killed_while_the_others_form_anew_changes_no_bit(gang: GangRuns, attempt: int) -> None:
     first, second = gang.rng.sample(range(4), 2)
 
@@ -53,7 +53,7 @@ def test_a_rank_frozen_while_the_others_form_anew_changes_no_bit(gang: GangRuns)
     assert sorted(str(recovery.cause) for recovery in report.recoveries) == ["frozen", KILLED]
 
 
-@pytest.mark.parametrize("attempt", range(2))
+@pytest.mark.parametrize("attempt", range(2 * ROUNDS))
 def test_a_newcomer_killed_as_it_starts_changes_no_bit(gang: GangRuns, attempt: int) -> None:
     def kill(scene: Scene) -> None:
         scene.wait("step", step=3)
@@ -70,7 +70,7 @@ def test_a_newcomer_killed_as_it_starts_changes_no_bit(gang: GangRuns, attempt: 
     assert world_sizes(report)[-1][1] == 3
 
 
-@pytest.mark.parametrize("attempt", range(3))
+@pytest.mark.parametrize("attempt", range(3 * ROUNDS))
 def test_a_newcomer_killed_as_it_joins_changes_no_bit(gang: GangRuns, attempt: int) -> None:
     """The others wait for it in the mesh already: they form anew without it."""
 
@@ -130,7 +130,7 @@ def test_a_newcomer_that_inherits_everything_changes_no_bit(gang: GangRuns) -> N
     assert outcome.of("step")[-1]["ranks"] == 3
 
 
-@pytest.mark.parametrize("attempt", range(2))
+@pytest.mark.parametrize("attempt", range(2 * ROUNDS))
 def test_kills_without_end_change_no_bit(gang: GangRuns, attempt: int) -> None:
     """Any rank, at any moment, again and again: while forming, joining, catching up, computing."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from gang_runs import (
+    ROUNDS,
     GangRuns,
     Outcome,
     Scene,
@@ -33,7 +34,7 @@ BOUND = 6
 TIGHT = {"max_unprotected_steps": BOUND}
 
 
-@pytest.mark.parametrize("attempt", range(3))
+@pytest.mark.parametrize("attempt", range(3 * ROUNDS))
 def test_any_two_of_five_targets_deleted_in_mid_run_cost_nothing(gang: GangRuns, attempt: int) -> None:
     first, second = gang.rng.sample(range(5), 2)
     early, late = sorted(gang.rng.sample(range(2, 12), 2))
