@@ -88,6 +88,7 @@ class Rank:
         self.line = Line()
         self.orders = Orders(self.line, StillPage())  # type: ignore[arg-type]
         self.step = NOTHING
+        self.held_since = 0.0  # when it told last that it holds the state
         self.applied: list[int] = []
         self.finishing = False
         self.left = False
@@ -146,6 +147,7 @@ class Rank:
             if self.step == received[source] - 1:
                 yield from self._wait_a_moment()
             self._take(received[source])
+        self.held_since = self.world.now
         self.say("meshed", generation=formation.generation, step=self.step)
         return (yield from self._train(formation))
 
@@ -466,11 +468,12 @@ class World:
         return [rank for agent in self.agents.values() for rank in agent.ranks.values()]
 
     def holders_of_state(self, state: machine.State, event: machine.Event) -> list[int]:
-        """Members that have a state of this lineage, other than those whose loss is the event."""
+        """Members that have told of their state in time, other than those whose loss is the event."""
         return [
             rank.number
             for rank in self.ranks()
             if rank.step != NOTHING
+            and rank.held_since + LATEST_SECONDS <= self.now
             and rank.number != getattr(event, "member", None)
             and rank.agent.name != getattr(event, "agent", None)
             and rank.agent.alive
