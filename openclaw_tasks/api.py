@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from openclaw_tasks.config.faults import Fault, parse_faults
 from openclaw_tasks.config.home import home, read_entry
 from openclaw_tasks.config.job import TrainJob, compare_fixed
+from openclaw_tasks.config.output_file import check_output_file
 from openclaw_tasks.errors import DataLossError, JobError, RunCancelledError, UsageError
 from openclaw_tasks.observe.events import EventLog, read_events
 from openclaw_tasks.observe.report import Report, fold_report
@@ -124,12 +125,12 @@ def export(job: TrainJob, out: Path, *, step: int | None = None) -> Proof:
 
     Raises DataLossError, with nothing written, when storage cannot give that step any more.
     """
+    check_output_file("--out", out)  # before anything is imported that takes its time
+
     from openclaw_tasks.checkpoint.replay import rebuild_state
     from openclaw_tasks.exact.export import export_weights
     from openclaw_tasks.training.build import build_state
 
-    if not out.parent.is_dir():
-        raise JobError(f"--out {out}: the folder {out.parent} does not exist; make it, or name another place")
     with open_reader(job) as reader:
         _check_step(job, reader, step)
         state = build_state(job)[1]

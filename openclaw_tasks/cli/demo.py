@@ -8,9 +8,10 @@ from datetime import datetime
 from pathlib import Path
 
 from openclaw_tasks import api
-from openclaw_tasks.cli.training import check_report_file, watcher, write_report
+from openclaw_tasks.cli.training import watcher, write_report
 from openclaw_tasks.config.home import home, run_folder
 from openclaw_tasks.config.job import TrainJob
+from openclaw_tasks.config.output_file import check_output_file
 from openclaw_tasks.errors import DigestMismatchError
 from openclaw_tasks.gang.placing import LocalPlacement
 from openclaw_tasks.gang.plain_run import train_plainly
@@ -27,7 +28,8 @@ def run_demo(set_: Sequence[str], report_file: Path | None, *, as_json: bool, de
 
     Raises DigestMismatchError if they differ.
     """
-    check_report_file(report_file)
+    if report_file is not None:
+        check_output_file("--report", report_file)
     name = f"demo-{datetime.now():%Y%m%d-%H%M%S}"
     job = TrainJob.load("demo", [f"run={name}", *set_])
     half = job.steps // 2

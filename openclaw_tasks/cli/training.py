@@ -13,7 +13,8 @@ from openclaw_tasks import api
 from openclaw_tasks.cli.progress import watch_run
 from openclaw_tasks.config.faults import parse_faults
 from openclaw_tasks.config.job import TrainJob
-from openclaw_tasks.errors import JobError, RunError
+from openclaw_tasks.config.output_file import check_output_file
+from openclaw_tasks.errors import RunError
 from openclaw_tasks.observe.events import EventLog
 from openclaw_tasks.observe.report import Report
 from openclaw_tasks.observe.wording import format_bytes, format_count
@@ -32,7 +33,8 @@ def train_job(
     """Train, show progress on standard error, and the result on standard output."""
     job = TrainJob.load(name, set_)
     checked = parse_faults(faults, job)
-    check_report_file(report_file)
+    if report_file is not None:
+        check_output_file("--report", report_file)
     begun = time.monotonic()
     was_finished = api.finished_report(job) is not None
     report = api.train(job, faults=checked, accept_new_data=accept_new_data, watch=watcher(job, debug=debug))
@@ -44,22 +46,6 @@ def train_job(
         print(f"weights digest  {report.weights_digest}")
     else:
         print_result(job, report, time.monotonic() - begun)
-
-
-def check_report_file(file: Path | None) -> None:
-    """Before hours of training: raise JobError if a report cannot be written there."""
-    if file is None:
-        return
-    folder = file.absolute().parent
-    if file.is_dir():
-        problem = "is a folder; name a file in it"
-    elif not folder.is_dir():
-        problem = f"the folder {folder} does not exist; make it, or name another place"
-    elif not os.access(file if file.exists() else folder, os.W_OK):
-        problem = "may not be written; name another place"
-    else:
-        return
-    raise JobError(f"--report {file}: {problem}")
 
 
 def write_report(report: Report, file: Path | None) -> None:
