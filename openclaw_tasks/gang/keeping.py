@@ -110,6 +110,7 @@ class Keeping:
         is_all_put = self._ledger.newest <= self._ledger.durable_step or self.is_hopeless()
         if self._settling and self._ledger.in_flight is None and is_all_put:
             self._settling = False
+            self._ledger.urgent_through = self._ledger.durable_step  # from here on full groups again
             self._board.update(lambda facts: setattr(facts, "is_settled", True))
         return None
 

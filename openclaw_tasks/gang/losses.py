@@ -26,6 +26,9 @@ class Regained:
     useful_seconds: float
 
 
+_NOTHING = Regained(0.0, 0.0, 0.0)
+
+
 class LossWatch:
     """Open losses, until every member of a formation has reported a step done in it."""
 
@@ -55,8 +58,10 @@ class LossWatch:
         self._generation, self._members, self._answered = generation, members, len(self._open)
         self._reports = {}
 
-    def meshed(self, step: int) -> None:
-        """A member of the newest formation stands at `step`: what had been applied beyond is done again."""
+    def meshed(self, generation: int, step: int) -> None:
+        """A member of a formation stands at `step`: in the newest, what had been applied beyond is done again."""
+        if self._open and generation != self._generation:
+            return
         if self._open and self._applied_step > step:
             self._steps_lost = max(self._steps_lost, self._applied_step - step)
         self._applied_step = step if self._open else max(self._applied_step, step)
@@ -74,6 +79,12 @@ class LossWatch:
         del self._open[: self._answered]
         self._answered = self._steps_lost = 0
         return done
+
+    def end(self) -> list[dict[str, Any]]:
+        """The gang has ended: losses after which no step was left to do. Nothing was computed again after them."""
+        ended, self._open = self._open, []
+        unknown = {"recovered_seconds": None, "overhead_seconds": None}
+        return [{**self._recovery(loss, loss.detected_at, _NOTHING), **unknown} for loss in ended]
 
     def _recovery(self, loss: Loss, computing_at: float, last: Regained) -> dict[str, Any]:
         return {

@@ -118,6 +118,9 @@ class Reception:
         if not frames:
             return
         hello, *rest = frames
+        if hello.get("type") != "hello":
+            self._drop(wire)
+            return
         name = f"{hello['name']}.{self._next_number}"
         self._next_number += 1
         self._strangers.discard(wire)

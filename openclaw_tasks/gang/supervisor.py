@@ -205,12 +205,17 @@ class Supervisor:
 
     def _take_rank(self, member: int, message: dict[str, Any]) -> None:
         assert self._machine is not None
+        if self._machine.member(member) is None:
+            # It has been given up: what it still says of its gang is no news of the run.
+            if message["type"] == "step":
+                self._losses.applied(message["step"])
+            return
         now = time.monotonic()
         match message["type"]:
             case "ready":
                 self._rank_ready(member, message)
             case "meshed":
-                self._losses.meshed(message["step"])
+                self._losses.meshed(message["generation"], message["step"])
                 self._feed(machine.Meshed(member, message["generation"]))
             case "step":
                 self._step_done(message)
@@ -231,6 +236,8 @@ class Supervisor:
                 self._strike(message["step"])
             case "left":
                 self._losses.applied(message["step"])
+                # Who reports the steps may have gone with its agent before its last words were heard.
+                self.board.update(lambda facts: setattr(facts, "step", max(facts.step, message["step"])))
                 self._feed(machine.RankLeft(member))
             case "waiting":
                 self._note_waiting(member, message)
@@ -353,6 +360,7 @@ class Supervisor:
         """What is final has been put, as far as that can be: the steps after it are computed again."""
         if self._keeping is not None:
             self._keeping.start_anew()
+        self.board.update(lambda facts: setattr(facts, "step", facts.durable_step))
         for name in self._reception.names:
             self._tell(name, {"type": "discard-records"})
         self._feed(machine.Restarted(time.monotonic()))
@@ -396,6 +404,8 @@ class Supervisor:
             case machine.ReportEnded():
                 if self._keeping is not None:
                     self._keeping.hurry()
+                for recovery in self._losses.end():
+                    self._events.emit("recovery", **recovery)
                 self.board.update(lambda facts: setattr(facts, "is_ended", True))
 
     def _announce(self, formation: machine.Formation) -> None:

@@ -30,9 +30,10 @@ from openclaw_tasks.training.restore import restore_state
 from openclaw_tasks.training.ring import RecordRing
 from openclaw_tasks.training.step import Asides, Seat, StepResult, StepRunner
 
-# A peer that moves no byte for so long is given up even if nobody else has found it dead or frozen.
-_EXCHANGE_SECONDS = 60.0
-_MESH_SECONDS = 30.0
+# A peer that moves no byte for so long is given up even if nobody else has found it dead or frozen. Long, since
+# agents watch their ranks and find those sooner, and a rank that waits for storage, or computes, is not silent.
+_EXCHANGE_SECONDS = 300.0
+_MESH_SECONDS = 300.0
 
 
 class Rank:
@@ -276,8 +277,8 @@ def _report_error(line: ControlChannel, progress: ProgressPage, error: Exception
             "error": type(error).__name__,
             "exit_status": getattr(error, "exit_status", 1),
             "is_ours": isinstance(error, OpenClawError),
-            "message": str(error),
-            "traceback": text[-60_000:],
+            "message": str(error)[:2_000],
+            "traceback": text[-15_000:],
             "step": progress.step,
         }
     )

@@ -53,7 +53,7 @@ def main(spec: dict[str, Any], fds: Sequence[int]) -> int:
                 "error": str(error) if isinstance(error, OpenClawError) else f"{type(error).__name__}: {error}",
                 "kind": type(error).__name__,
                 "is_ours": isinstance(error, OpenClawError),
-                "traceback": text[-60_000:],
+                "traceback": text[-15_000:],
             }
         )
     return 0

@@ -94,7 +94,7 @@ def test_no_step_is_lost_while_somebody_lives_who_has_applied_it() -> None:
     watch.applied(12)
     watch.lose(KILLED)
     watch.formed(2, frozenset({0}))
-    watch.meshed(12)
+    watch.meshed(2, 12)
 
     assert watch.regained(0, report(2, 100.2, 101.0))[0]["steps_lost"] == 0
 
@@ -105,8 +105,8 @@ def test_steps_that_only_the_dead_had_applied_are_lost() -> None:
     watch.applied(12)
     watch.lose(KILLED)
     watch.formed(2, frozenset({0, 2}))
-    watch.meshed(11)
-    watch.meshed(11)
+    watch.meshed(2, 11)
+    watch.meshed(2, 11)
 
     watch.regained(0, report(2, 100.2, 101.0))
     assert watch.regained(2, report(2, 100.2, 101.0))[0]["steps_lost"] == 1
@@ -117,8 +117,8 @@ def test_a_gang_that_begins_again_from_storage_loses_what_was_not_durable() -> N
     watch.applied(40)
     watch.lose(KILLED)
     watch.formed(7, frozenset({5, 6}))
-    watch.meshed(32)
-    watch.meshed(32)
+    watch.meshed(7, 32)
+    watch.meshed(7, 32)
     watch.applied(33)
 
     watch.regained(5, report(7, 104.0, 105.0))
@@ -130,13 +130,13 @@ def test_after_a_new_beginning_steps_count_from_there() -> None:
     watch.applied(40)
     watch.lose(KILLED)
     watch.formed(7, frozenset({5}))
-    watch.meshed(32)
+    watch.meshed(7, 32)
     watch.regained(5, report(7, 104.0, 105.0))
 
     watch.applied(34)
     watch.lose(Loss("died", 35, 110.0, 110.1))
     watch.formed(8, frozenset({5}))
-    watch.meshed(33)
+    watch.meshed(8, 33)
 
     assert watch.regained(5, report(8, 110.2, 110.3))[0]["steps_lost"] == 1
 
@@ -146,13 +146,13 @@ def test_an_earlier_recoverys_lost_steps_do_not_count_for_the_next() -> None:
     watch.applied(12)
     watch.lose(KILLED)
     watch.formed(2, frozenset({0}))
-    watch.meshed(10)
+    watch.meshed(2, 10)
     assert watch.regained(0, report(2, 100.2, 101.0))[0]["steps_lost"] == 2
 
     watch.applied(20)
     watch.lose(Loss("died", 21, 110.0, 110.1))
     watch.formed(3, frozenset({0}))
-    watch.meshed(20)
+    watch.meshed(3, 20)
 
     assert watch.regained(0, report(3, 110.2, 110.3))[0]["steps_lost"] == 0
 
@@ -160,10 +160,10 @@ def test_an_earlier_recoverys_lost_steps_do_not_count_for_the_next() -> None:
 def test_a_newcomer_that_meshes_without_a_loss_changes_nothing() -> None:
     watch = LossWatch()
     watch.applied(30)
-    watch.meshed(28)
+    watch.meshed(1, 28)
     watch.lose(KILLED)
     watch.formed(2, frozenset({0}))
-    watch.meshed(30)
+    watch.meshed(2, 30)
 
     assert watch.regained(0, report(2, 100.2, 101.0))[0]["steps_lost"] == 0
 
@@ -174,3 +174,28 @@ def test_overhead_is_never_negative() -> None:
     watch.formed(2, frozenset({0}))
 
     assert watch.regained(0, report(2, 100.2, 101.0, useful=1.5))[0]["overhead_seconds"] == 0.0
+
+
+def test_late_news_of_an_older_formation_says_nothing_of_lost_steps() -> None:
+    watch = LossWatch()
+    watch.applied(12)
+    watch.lose(KILLED)
+    watch.formed(3, frozenset({0}))
+    watch.meshed(2, 9)
+    watch.meshed(3, 12)
+
+    assert watch.regained(0, report(3, 100.2, 101.0))[0]["steps_lost"] == 0
+
+
+def test_a_loss_after_which_no_step_was_left_is_told_at_the_end() -> None:
+    """A rank that dies in the last barrier: nothing had to be computed again, and no time to that is known."""
+    watch = LossWatch()
+    watch.applied(12)
+    watch.lose(KILLED)
+    watch.formed(2, frozenset({0}))
+
+    (told,) = watch.end()
+
+    assert (told["recovered_seconds"], told["overhead_seconds"], told["steps_lost"]) == (None, None, 0)
+    assert told["cause"] == KILLED.cause
+    assert watch.end() == []
