@@ -150,3 +150,15 @@ def test_a_segments_base_lost_with_its_agent_is_made_from_the_log(gang: GangRuns
     outcome = gang.run(job, disturb=kill, prove=True)
     report = assert_exact(outcome)
     assert report.verified_steps == (8, 16)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_an_agent_killed_as_the_run_ends_changes_nothing(gang: GangRuns, place: int) -> None:
+    """verl-project/verl#7401: the last step is done, whoever was to report it."""
+
+    def kill(scene: Scene) -> None:
+        scene.wait("step", step=12)
+        scene.pass_a_moment(0.01)
+        scene.strike(scene.agents()[place])
+
+    assert_exact(gang.run(gang.job(workers=3), disturb=kill))
