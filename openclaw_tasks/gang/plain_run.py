@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from openclaw_tasks.config.faults import Fault
-from openclaw_tasks.config.home import write_entry
 from openclaw_tasks.config.job import TrainJob
 from openclaw_tasks.errors import GangLostError
 from openclaw_tasks.gang.placing import Placement
@@ -55,13 +54,10 @@ def _check(session: Session, step: int, prove: bool) -> None:
 
 def _train_to(session: Session, step: int) -> None:
     """The one retry of a gang without Prefect: after the loss of every rank, a fresh gang from storage."""
-    for _ in range(session.job.fault_tolerance.max_retries):
+    for attempt in range(1, session.job.fault_tolerance.max_retries + 1):
         try:
-            session.gang.begin_again()
-            session.gang.wait_for_step(step)
+            session.train_to(step, attempt)
         except GangLostError:
             continue
-        write_entry(session.job, state="running", step=step)
         return
-    session.gang.begin_again()
-    session.gang.wait_for_step(step)
+    session.train_to(step, session.job.fault_tolerance.max_retries + 1)

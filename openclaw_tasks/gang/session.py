@@ -23,6 +23,7 @@ from openclaw_tasks.config.job import TrainJob
 from openclaw_tasks.errors import (
     DigestMismatchError,
     FencedError,
+    GangLostError,
     NotDurableError,
     OpenClawError,
     RunCancelledError,
@@ -93,6 +94,22 @@ class Session:
         ends = [*range(self.job.segment_steps, self.job.steps, self.job.segment_steps), self.job.steps]
         proven = max(self.verified_bases, default=0)
         return [step for step in ends if step > proven]
+
+    def train_to(self, step: int, attempt: int) -> None:
+        """Wait until the gang has trained to `step`; after the loss of every rank, start a fresh one first.
+
+        Raises GangLostError, which says which `attempt` (from 1) that was, or the run's error.
+        """
+        tries = f"attempt {attempt} of {self.job.fault_tolerance.max_retries + 1} to reach step {step}"
+        if self.gang.begin_again():
+            durable = self.gang.board.read(lambda facts: facts.durable_step)
+            self.events.emit("warning", text=f"a fresh gang goes on after step {durable}, from storage; {tries}")
+        try:
+            self.gang.wait_for_step(step)
+        except GangLostError as error:
+            logs = run_folder(self.job.run) / "logs"
+            raise GangLostError(f"{error}; {tries}; what its processes said is in {logs}") from error
+        write_entry(self.job, state="running", step=step)
 
     def prove(self, step: int) -> bool:
         """Verify a boundary on an agent's spare process, and let go of what the proof makes needless.
@@ -181,6 +198,7 @@ class Session:
         except BaseException:
             wait([self._opening])  # what comes up must be up before it can be taken down
             self._stack.close()
+            _remove_traces(self.job.run)
             raise
         return self
 

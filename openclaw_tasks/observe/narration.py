@@ -103,7 +103,7 @@ _TELLERS: dict[str, Callable[[Any], Line | None]] = {
     "agent-lost": lambda event: (logging.WARNING, f"agent {event['agent']} is lost: {event['reason']}"),
     "gang-lost": lambda event: (
         logging.WARNING,
-        f"no rank is left ({event['cause']}); a fresh gang starts from storage",
+        f"no rank is left ({event['cause']})",
     ),
     "base-refused": lambda event: (logging.WARNING, f"base of step {event['step']} is refused: {event['reason']}"),
     "evaluated": lambda event: (

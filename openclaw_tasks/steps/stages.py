@@ -9,7 +9,6 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.runtime import flow_run, task_run
 from prefect.tasks import Task
 
-from openclaw_tasks.config.home import write_entry
 from openclaw_tasks.errors import GangLostError
 from openclaw_tasks.gang.session import session_of
 from openclaw_tasks.steps import publish
@@ -51,10 +50,9 @@ def make_plan(run: str, nodes: Nodes) -> list[int]:
 def train_segment(run: str, step: int) -> int:
     """Wait until the gang has trained to `step`; after the loss of every rank, start a fresh gang first."""
     session = session_of(run)
-    with session.stage("train_segment", step, task_run.run_count or 1):
-        session.gang.begin_again()
-        session.gang.wait_for_step(step)
-    write_entry(session.job, state="running", step=step)
+    attempt = task_run.run_count or 1
+    with session.stage("train_segment", step, attempt):
+        session.train_to(step, attempt)
     return step
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ def drills(prefect_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         shutil.copy2(prefect_folder / name, home / "prefect" / name)
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PREFECT_API_URL", raising=False)
+        resource_tracker.ensure_running()  # of this process, for good: no test's leak
         lease = join_server(home)
     with lease:
         yield Drills(home, Api(lease.api_url))

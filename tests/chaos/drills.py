@@ -8,12 +8,14 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from commands import Ended, Started, events_of, openclaw
 
 from openclaw_tasks.config.job import TrainJob
 from openclaw_tasks.exact.seeding import permutation
+
+S = TypeVar("S", bound=Started)
 
 FOLDER: Final = Path(__file__).parent / "drill"
 JOB: Final = FOLDER / "drill.yaml"
@@ -109,10 +111,11 @@ class Drills:
         *words: str | os.PathLike[str],
         pause_seconds: float = 0.0,
         environment: Mapping[str, str] | None = None,
-    ) -> Started:
+        kind: type[S] = Started,  # type: ignore[assignment]
+    ) -> S:
         """`openclaw train`, with a pause in each forward until `release`, so that it can be met in the middle."""
         self._brake(run).write_text(str(pause_seconds))
-        return Started(
+        return kind(
             *self.words(run, *words),
             home=self.home,
             environment={"DRILL_BRAKE": str(self._brake(run)), **(environment or {})},
