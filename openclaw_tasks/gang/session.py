@@ -190,8 +190,7 @@ class Session:
         self.open()
         assert self._opening is not None
         self._stack.callback(self._threads.shutdown)
-        self._stack.enter_context(RunLogging(self.job.run))
-        self.narrate_to(logger)
+        self.narrate_to(self._stack.enter_context(RunLogging(self.job.run)).own)
         self._stack.callback(self.gang.close)
         try:
             self._opening.result()

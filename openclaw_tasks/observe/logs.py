@@ -41,6 +41,7 @@ class LineFormatter(logging.Formatter):
 class RunLogging:
     """Sends what our loggers say to a run's log file, and to stderr if asked, until closed.
 
+    `own` is a logger for what only the log is to hold, since others tell it to people already.
     Handlers never raise and never print about themselves: a full disk costs log lines, which are counted.
     """
 
@@ -58,8 +59,11 @@ class RunLogging:
         except OSError as error:
             problem = error
         self._before = [(logger, logger.level, logger.propagate) for logger in map(logging.getLogger, LOGGER_NAMES)]
+        # Not in the tree of loggers: what it is told goes to the run's log and nowhere else.
+        self.own = logging.Logger("run", level)
         for handler in self._handlers:
             handler.setFormatter(LineFormatter())
+            self.own.addHandler(handler)
         for logger, _, propagate in self._before:
             logger.setLevel(level)
             # Else a handler of the root logger would print each line on stderr again.
@@ -82,6 +86,7 @@ class RunLogging:
             for handler in self._handlers:
                 logger.removeHandler(handler)
         for handler in self._handlers:
+            self.own.removeHandler(handler)
             try:
                 handler.close()
             except OSError:

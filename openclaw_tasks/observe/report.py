@@ -15,7 +15,7 @@ _LARGEST: Final = sys.float_info.max
 
 
 class _ByKey:
-    """Lets Python read a part of the report by key too, as its JSON is read."""
+    """Lets Python read the report, and its parts, by key too, as its JSON is read."""
 
     __slots__ = ()
 
@@ -54,7 +54,7 @@ class RecoveryCost(_ByKey):
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Report(_ByKey):
     """The whole history of a run. What is not known is None, never 0."""
 
     run: str
