@@ -7,6 +7,7 @@ that has run for hours and a newcomer get the same answer. Imports made from str
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import sys
 import sysconfig
@@ -83,8 +84,13 @@ def _is_kin(imported: str, recipe_module: str, root: Path) -> bool:
     if separator:
         return imported.partition(".")[0] == package
     # A lone module: its neighbours count, unless it lies among installed libraries.
-    libraries = {Path(path).resolve() for path in sysconfig.get_paths().values()}
-    return root not in libraries
+    return root not in _libraries()
+
+
+@functools.cache
+def _libraries() -> frozenset[Path]:
+    """Folders of installed libraries; asked for at each import of a recipe, while a newcomer is waited for."""
+    return frozenset(Path(path).resolve() for path in sysconfig.get_paths().values())
 
 
 def _source_of(name: str, root: Path) -> Path | None:
