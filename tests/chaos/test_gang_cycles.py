@@ -53,6 +53,7 @@ def test_run_and_kill_cycles_leave_everything_flat(gang: GangRuns) -> None:
         scene.pass_a_moment()
         scene.strike(scene.pid(gang.rng.randrange(2)))
 
+    gang.run(gang.job(workers=len(gang.agents.pids())))  # agents that an earlier test has killed are up again
     shared_memory = {entry.name for entry in Path("/dev/shm").iterdir()}
     seen: list[Holdings] = []
     for _ in range(CYCLES):
