@@ -47,14 +47,15 @@ def plan_markdown(
 
 def recovery_timeline(events: Iterable[Event]) -> str:
     """What happened to a run beside its steps, in order: starts, faults, losses, recoveries, storage trouble."""
-    rows = [
-        (_clock(event), whole(event, "attempt"), _step_of(event), *told)
-        for event in events
-        if (told := _tell(event)) is not None
-    ]
-    if not rows:
+    told = [(event, what) for event in events if (what := _tell(event)) is not None]
+    if not told:
         return "# What happened\n\nNothing yet.\n"
-    return "# What happened\n\n" + markdown_table(("Time (UTC)", "Attempt", "Step", "What", "Details"), rows)
+    # The UI cuts what is wide: a day that all share stands in the title.
+    days = {_clock(event).partition(" ")[0] for event, _ in told}
+    day = f"{days.pop()} " if len(days) == 1 else ""
+    rows = [(_clock(event).removeprefix(day), whole(event, "attempt"), _step_of(event), *what) for event, what in told]
+    title = f"# What happened{f' on {day.strip()}' if day else ''}"
+    return f"{title}\n\n{markdown_table(('Time (UTC)', 'Attempt', 'Step', 'What', 'Details'), rows)}"
 
 
 def storage_table(job: TrainJob, events: Iterable[Event], *, stripes: Mapping[int, int] | None = None) -> str:
@@ -65,7 +66,9 @@ def storage_table(job: TrainJob, events: Iterable[Event], *, stripes: Mapping[in
     rows = []
     for index, url in enumerate(job.store.targets):
         problem = problems.get(index)
-        row: list[object] = [index, code(redact(url)), "well" if problem is None else f"**{redact(problem)}**"]
+        if problem is not None:
+            problem = redact(problem.removeprefix(url.partition("://")[2]).strip())  # where it is, stands beside it
+        row: list[object] = [index, code(redact(url)), "well" if problem is None else f"**{problem}**"]
         rows.append(row + [(stripes or {}).get(index)] * (stripes is not None))
     report = fold_report(events, run=job.run)
     return (
@@ -118,7 +121,7 @@ def _model_rows(nodes: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]
     parameters, samples = whole(node, "num_parameters"), whole(node, "samples")
     if parameters is not None:
         full, record = format_bytes(node.get("full_checkpoint_bytes")), format_bytes(node.get("record_bytes"))
-        rows.append(("Model", f"{parameters:,} parameters; a full checkpoint {full}, a step's record up to {record}"))
+        rows.append(("Model", f"{parameters:,} parameters; {full} at first, a step's record up to {record}"))
     if samples is not None:
         rows.append(("Data", f"{samples:,} samples"))
     return rows
@@ -172,11 +175,10 @@ def _tell_generation(event: Event) -> tuple[str, str]:
 
 
 def _tell_recovery(event: Event) -> tuple[str, str]:
-    times = ", ".join(
-        f"{name} {format_seconds(number(event, f'{name}_seconds'))}" for name in ("detected", "recovered", "overhead")
-    )
+    detected, recovered = (format_seconds(number(event, f"{name}_seconds")) for name in ("detected", "recovered"))
     lost = format_count(whole(event, "steps_lost"), "step")
-    return "**recovered**", f"{text(event, 'cause') or 'a loss'}: {times}; {lost} lost"
+    cause = text(event, "cause") or "a loss"
+    return "**recovered**", f"{cause}: in {recovered} (found after {detected}), {lost} lost"
 
 
 def _tell_storage(event: Event) -> tuple[str, str]:

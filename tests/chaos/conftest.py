@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from drills import Api, Drills
+from drills import Api, Drills, Struck
 
 from openclaw_tasks.steps.server import join_server
 
@@ -36,3 +36,13 @@ def calm(drills: Drills) -> dict[str, Any]:
     assert ended.status == 0, ended.err
     report: dict[str, Any] = ended.document
     return report
+
+
+@pytest.fixture(scope="session")
+def struck(drills: Drills, tmp_path_factory: pytest.TempPathFactory) -> Struck:
+    """The same run with a rank killed and a target deleted."""
+    report_file = tmp_path_factory.mktemp("struck") / "report.json"
+    faults = ["--fault", "kill-rank:1@6", "--fault", "delete-target:2@17"]
+    ended = drills.train("struck", *faults, "--report", report_file, "--json")
+    assert ended.status == 0, ended.err
+    return Struck(ended, report_file)

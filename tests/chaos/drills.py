@@ -70,16 +70,27 @@ class Api:
         found: list[dict[str, Any]] = self.post("/flow_runs/filter", wanted)
         return found
 
+    def artifact_ids(self, flow_run_id: str) -> dict[str, str]:
+        """Of the newest of each key."""
+        found: dict[str, str] = {}
+        for artifact in self._artifacts(flow_run_id):
+            found.setdefault(artifact["key"], artifact["id"])
+        return found
+
     def task_runs(self, flow_run_id: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.post("/task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run_id]}}})
         return found
 
     def artifacts(self, flow_run_id: str) -> dict[str, str]:
         """The newest of each key that the flow run has published."""
-        wanted = {"artifacts": {"flow_run_id": {"any_": [flow_run_id]}}, "sort": "UPDATED_DESC", "limit": 200}
         found: dict[str, str] = {}
-        for artifact in self.post("/artifacts/filter", wanted):
+        for artifact in self._artifacts(flow_run_id):
             found.setdefault(artifact["key"], artifact["data"])
+        return found
+
+    def _artifacts(self, flow_run_id: str) -> list[dict[str, Any]]:
+        wanted = {"artifacts": {"flow_run_id": {"any_": [flow_run_id]}}, "sort": "UPDATED_DESC", "limit": 200}
+        found: list[dict[str, Any]] = self.post("/artifacts/filter", wanted)
         return found
 
     def log_lines(self, flow_run_id: str) -> list[str]:
@@ -149,6 +160,14 @@ class Drills:
 
     def resumed_steps(self, run: str) -> list[int]:
         return [event["resumed_step"] for event in self.events(run, "attempt-started")]
+
+
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """How a run ended that was struck on its way."""
+
+    ended: Ended
+    report_file: Path
 
 
 def sample_of(step: int, number: int = 0) -> int:

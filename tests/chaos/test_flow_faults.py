@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from drills import RECOVERY_FIELDS, REPORT_FIELDS, STEPS, Drills
+from drills import RECOVERY_FIELDS, REPORT_FIELDS, STEPS, Drills, Struck
 
 pytestmark = [pytest.mark.chaos, pytest.mark.flow]
 
@@ -34,15 +34,11 @@ def test_the_report_of_an_undisturbed_run_has_exactly_the_contracts_fields(calm:
     assert all(len(calm[name]) == 64 for name in ("weights_digest", "state_digest"))
 
 
-def test_a_killed_rank_and_a_deleted_target_change_no_bit(drills: Drills, calm: dict[str, Any], tmp_path: Path) -> None:
+def test_a_killed_rank_and_a_deleted_target_change_no_bit(drills: Drills, calm: dict[str, Any], struck: Struck) -> None:
     """meta-pytorch/torchft#164: survivors go on at once; ray-project/ray#47939: a lost target stops nothing."""
-    report_file = tmp_path / "report.json"
-    ended = drills.train(
-        "struck", "--fault", "kill-rank:1@6", "--fault", "delete-target:2@17", "--report", report_file, "--json"
-    )
-    assert ended.status == 0, ended.err
+    ended = struck.ended
     report = ended.document
-    assert report == json.loads(report_file.read_text())
+    assert report == json.loads(struck.report_file.read_text())
     assert list(report) == REPORT_FIELDS
     assert_same_bits(report, calm)
     (recovery,) = report["recoveries"]

@@ -132,7 +132,7 @@ def test_the_plan_tells_steps_shards_and_what_may_be_lost(monkeypatch: pytest.Mo
     assert "| 70 steps from step 50 on, in segments of 20 |" in plan
     assert "| at step 60, 80, 100, 120; there a base is stored and proven |" in plan
     assert "3 data and 2 parity stripes on 5 targets; any 2 may be lost" in plan
-    assert "850,000 parameters; a full checkpoint 10.2 MB, a step's record up to 1.7 MB" in plan
+    assert "850,000 parameters; 10.2 MB at first, a step's record up to 1.7 MB" in plan
     assert "| a | h | cpu | 2 | 8 GB |" in plan
     assert "| b\\| | – | – | – | – |" in plan
     assert "at step 1, 2, 3, 4, 5, 6, ..., 100;" in plan_markdown(job, {}, boundaries=range(1, 101))
