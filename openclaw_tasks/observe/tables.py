@@ -178,13 +178,15 @@ def _tell_recovery(event: Event) -> tuple[str, str]:
     detected, recovered = (format_seconds(number(event, f"{name}_seconds")) for name in ("detected", "recovered"))
     lost = format_count(whole(event, "steps_lost"), "step")
     cause = text(event, "cause") or "a loss"
-    return "**recovered**", f"{cause}: in {recovered} (found after {detected}), {lost} lost"
+    return "**recovered**", f"in {recovered} (found after {detected}), {lost} lost: {cause}"
 
 
 def _tell_storage(event: Event) -> tuple[str, str]:
     target, problem = whole(event, "target"), text(event, "problem")
     where = "storage" if target is None else f"target {target}"
-    return where, "well again" if problem is None else redact(problem)
+    if problem is None:
+        return where, "well again"
+    return where, redact(problem) if target is None else f"gone: {redact(problem)}"
 
 
 def _tell_waiting(event: Event) -> tuple[str, str]:

@@ -57,7 +57,7 @@ def test_plan_loss_recoveries_and_storage_are_published(drills: Drills, flow_run
     assert len(re.findall(r"\| [01]\.[01] \| \S+ \| cpu \| \d+ \| ", plan)) == 2
     recoveries = artifacts["struck-recoveries"]
     assert recoveries.startswith("# What happened on 20")
-    for row in ("fault struck | kill-rank:1@6", "fault struck | delete-target:2@17", "**recovered** | rank killed"):
+    for row in ("fault struck | kill-rank:1@6", "fault struck | delete-target:2@17", "**recovered** | in "):
         assert row in recoveries
     assert recoveries.rstrip().splitlines()[-1].endswith("| 40 | finished |  |")
     storage = artifacts["struck-storage"]
