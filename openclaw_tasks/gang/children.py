@@ -75,18 +75,24 @@ def process_state(pid: int) -> str:
         return ""
 
 
+_LAUNCHER_VARIABLES = {
+    # One thread: the launcher must be able to fork, and a rank sets its own number of threads.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    # Memory that a step frees serves the next one. Dask's workers set the first of these to 64 KiB, for tasks that come
+    # and go: a rank then gave 240 MB back to the kernel and faulted it in again in each step of a small model.
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+}
+
+
 class LauncherHandle:
     """Starts the launcher and asks it to fork. Answers come over `line` to the agent's loop."""
 
     def __init__(self) -> None:
         self.line, theirs = ControlChannel.pair()
-        # One thread everywhere: the launcher must be able to fork, and a rank sets its own number of threads.
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-            "MKL_NUM_THREADS": "1",
-        }
+        environment = {**os.environ, **_LAUNCHER_VARIABLES}
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "openclaw_tasks.gang.launcher", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
