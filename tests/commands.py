@@ -127,6 +127,7 @@ class Started:
 
     def wait_for_step(self, run: str, step: int, attempt: int = 1) -> None:
         """Wait until `step` of `run` is done in its start number `attempt`."""
+
         def is_done() -> bool:
             steps = events_of(self.home, run, "step")
             return any(event["step"] >= step and event["attempt"] == attempt for event in steps)

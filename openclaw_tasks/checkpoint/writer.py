@@ -146,6 +146,12 @@ class RunWriter:
         """Last step of the contiguous acknowledged history."""
         return self.lineage.end_step
 
+    @property
+    def can_be_read(self) -> bool:
+        """Whether enough targets answered their last heartbeat to rebuild a state from what they hold."""
+        absent = sum(store is None for store in self._targets.stores)
+        return absent + len(self._heartbeat.failing) <= self._code.m
+
     def group_spec(self, first: int, last: int, codec: str) -> GroupSpec:
         """Spec of the next group to put; a repeat of an unacknowledged one gets a new attempt.
 

@@ -125,6 +125,11 @@ class Keeping:
         """
         return self._ledger.is_hopeless(self._agents, ended_at)
 
+    @property
+    def can_start_anew(self) -> bool:
+        """Whether a fresh gang would find the durable step: storage must answer, and hold a base."""
+        return self._writer.can_be_read and bool(self._writer.lineage.bases)
+
     def first_base_to_make(self, now: float) -> BaseSpec | None:
         """The base of step 0, if the only copy was lost: a job beside training can make it from the recipe.
 

@@ -38,7 +38,9 @@ class LossWatch:
         self._reports: dict[int, Regained] = {}
         self._generation = 0
         self._members: frozenset[int] = frozenset()
-        self._applied_step = 0
+        self._applied_step = 0  # in formations before the newest
+        self._applied_since = 0  # in the newest
+        self._meshed_step: int | None = None  # where the newest began
         self._steps_lost = 0
 
     @property
@@ -49,19 +51,31 @@ class LossWatch:
     def lose(self, loss: Loss) -> None:
         self._open.append(loss)
 
-    def applied(self, step: int) -> None:
-        """Some rank has applied this step's update."""
+    def applied(self, step: int, generation: int | None = None) -> None:
+        """Some rank has applied this step's update, in that formation if it says so.
+
+        News of several ranks come in no order: what was done in the newest formation says nothing of what was lost
+        before it, and what was done in an older one may be heard of late.
+        """
+        if generation is not None and generation >= self._generation:
+            self._applied_since = max(self._applied_since, step)
+            return
         self._applied_step = max(self._applied_step, step)
+        if generation is not None and self._open and self._meshed_step is not None:
+            self._steps_lost = max(self._steps_lost, step - self._meshed_step)
 
     def formed(self, generation: int, members: frozenset[int]) -> None:
         """A new formation: its members' reports count, those of older ones do not."""
         self._generation, self._members, self._answered = generation, members, len(self._open)
         self._reports = {}
+        self._applied_step = max(self._applied_step, self._applied_since)
+        self._applied_since, self._meshed_step = 0, None
 
     def meshed(self, generation: int, step: int) -> None:
         """A member of a formation stands at `step`: in the newest, what had been applied beyond is done again."""
         if self._open and generation != self._generation:
             return
+        self._meshed_step = step
         if self._open and self._applied_step > step:
             self._steps_lost = max(self._steps_lost, self._applied_step - step)
         self._applied_step = step if self._open else max(self._applied_step, step)

@@ -36,7 +36,9 @@ from openclaw_tasks.recovery import machine
 from openclaw_tasks.recovery.machine import Phase
 
 _TICK_SECONDS = 0.02
-_HOPELESS_SECONDS = 2.0  # an agent that has just come may still tell that it holds them
+# An agent that has just come may still tell that it holds them; and longer than a heartbeat, which tells whether a
+# fresh gang could start from storage at all.
+_HOPELESS_SECONDS = 3.0
 
 
 class Supervisor:
@@ -208,7 +210,7 @@ class Supervisor:
         if self._machine.member(member) is None:
             # It has been given up: what it still says of its gang is no news of the run.
             if message["type"] == "step":
-                self._losses.applied(message["step"])
+                self._losses.applied(message["step"], message["generation"])
             return
         now = time.monotonic()
         match message["type"]:
@@ -279,7 +281,7 @@ class Supervisor:
 
     def _step_done(self, message: dict[str, Any]) -> None:
         step = message["step"]
-        self._losses.applied(step)
+        self._losses.applied(step, message["generation"])
         self._feed(machine.StepDone(message["generation"]))
         facts_of_step = {key: message[key] for key in ("step", "loss", "items", "seconds", "ranks")}
         self._events.emit("step", **facts_of_step, items_per_second=message["items"] / message["seconds"])
@@ -491,7 +493,7 @@ class Supervisor:
 
     def _keep(self, now: float) -> None:
         assert self._keeping is not None
-        if not self._keeping.is_hopeless(self._ended_at):
+        if not (self._keeping.is_hopeless(self._ended_at) and self._keeping.can_start_anew):
             self._hopeless_since = None
         elif self._hopeless_since is None:
             self._hopeless_since = now

@@ -147,4 +147,5 @@ def test_kills_without_end_change_no_bit(gang: GangRuns, attempt: int) -> None:
     outcome = gang.run(job, disturb=kill)
     # The last one alive may be struck: then the steps since the durable one are computed again.
     report = assert_exact(outcome, steps_lost=4 if outcome.of("gang-lost") else 0)
-    assert len(report.recoveries) >= 4
+    # Some strikes hit a rank that had not joined yet, or one that had just died.
+    assert 1 <= len(report.recoveries) <= 8

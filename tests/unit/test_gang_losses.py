@@ -199,3 +199,41 @@ def test_a_loss_after_which_no_step_was_left_is_told_at_the_end() -> None:
     assert (told["recovered_seconds"], told["overhead_seconds"], told["steps_lost"]) == (None, None, 0)
     assert told["cause"] == KILLED.cause
     assert watch.end() == []
+
+
+def test_a_step_done_in_the_new_formation_is_not_lost_when_a_slower_member_tells_where_it_began() -> None:
+    """The members' news come over different agents, in no order."""
+    watch = LossWatch()
+    watch.formed(1, frozenset({0, 1, 2}))
+    watch.applied(11, generation=1)
+    watch.lose(KILLED)
+    watch.formed(2, frozenset({0, 1}))
+    watch.meshed(2, 11)
+    watch.applied(12, generation=2)
+    watch.meshed(2, 11)
+
+    watch.regained(0, report(2, 100.2, 101.0))
+    assert watch.regained(1, report(2, 100.2, 101.0))[0]["steps_lost"] == 0
+
+
+def test_a_step_of_the_old_formation_that_is_heard_of_late_was_lost_nevertheless() -> None:
+    watch = LossWatch()
+    watch.formed(1, frozenset({0, 1}))
+    watch.applied(11, generation=1)
+    watch.lose(KILLED)
+    watch.formed(2, frozenset({1}))
+    watch.meshed(2, 11)
+    watch.applied(12, generation=1)
+
+    assert watch.regained(1, report(2, 100.2, 101.0))[0]["steps_lost"] == 1
+
+
+def test_steps_of_a_formation_count_for_the_loss_that_ends_it() -> None:
+    watch = LossWatch()
+    watch.formed(1, frozenset({0, 1}))
+    watch.applied(12, generation=1)
+    watch.lose(KILLED)
+    watch.formed(2, frozenset({1}))
+    watch.meshed(2, 11)
+
+    assert watch.regained(1, report(2, 100.2, 101.0))[0]["steps_lost"] == 1
