@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -35,6 +35,7 @@ class LossWatch:
     def __init__(self) -> None:
         self._open: list[Loss] = []
         self._answered = 0  # how many of them, the oldest, the newest formation answers
+        self._placed = 0  # how many of these a formation has shown the step of
         self._reports: dict[int, Regained] = {}
         self._generation = 0
         self._members: frozenset[int] = frozenset()
@@ -76,6 +77,11 @@ class LossWatch:
         if self._open and generation != self._generation:
             return
         self._meshed_step = step
+        # The last step that was heard of may be older than the one that was open: now it is known.
+        for index in range(self._placed, self._answered):
+            loss = self._open[index]
+            self._open[index] = replace(loss, step=max(loss.step, step + 1))
+        self._placed = self._answered
         if self._open and self._applied_step > step:
             self._steps_lost = max(self._steps_lost, self._applied_step - step)
         self._applied_step = step if self._open else max(self._applied_step, step)
@@ -91,7 +97,7 @@ class LossWatch:
         computing_at = max(report.computing_at for report in self._reports.values())
         done = [self._recovery(loss, computing_at, last) for loss in self._open[: self._answered]]
         del self._open[: self._answered]
-        self._answered = self._steps_lost = 0
+        self._answered = self._placed = self._steps_lost = 0
         return done
 
     def end(self) -> list[dict[str, Any]]:

@@ -237,3 +237,16 @@ def test_steps_of_a_formation_count_for_the_loss_that_ends_it() -> None:
     watch.meshed(2, 11)
 
     assert watch.regained(1, report(2, 100.2, 101.0))[0]["steps_lost"] == 1
+
+
+def test_the_step_of_a_loss_is_the_one_that_was_open_though_the_last_was_not_heard_of_yet() -> None:
+    watch = LossWatch()
+    watch.lose(KILLED)
+    watch.formed(2, frozenset({0, 2}))
+    watch.meshed(2, 12)
+    watch.lose(Loss("agent lost", 15, 101.0, 101.1))
+    watch.formed(3, frozenset({0}))
+    watch.meshed(3, 14)
+
+    first, second = watch.regained(0, report(3, 101.2, 101.3))
+    assert (first["step"], second["step"]) == (13, 15)
