@@ -1,4 +1,4 @@
-"""From which step a run's bits are no longer those of one undisturbed run, because a start changed what they rest on."""
+"""From which step a run's bits are not those of one undisturbed run, since a start changed what they rest on."""
 
 from __future__ import annotations
 
