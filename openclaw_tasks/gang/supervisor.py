@@ -66,7 +66,7 @@ class Supervisor:
         self._strikes = Strikes(faults)
         self._losses = LossWatch()
         self._agreement = Agreement()
-        self._struck_agents: dict[str, float] = {}
+        self._struck_agents: dict[str, tuple[float, int]] = {}  # when, and in which step
         self._hopeless_since: float | None = None
 
     # For the flow's threads
@@ -174,7 +174,8 @@ class Supervisor:
         for number in [number for number, on in self._spare_agents.items() if on == name]:
             self._spare_done({"number": number, "ok": False, "error": f"agent {name} was lost", "retry": True})
         if self._machine is not None and any(member.agent == name for member in self._machine.members):
-            self._note_loss("agent lost", self._struck_agents.pop(name, now), now)
+            struck_at, step = self._struck_agents.pop(name, (now, 0))
+            self._note_loss("agent lost", struck_at, now, open_step=step)
         self._feed(machine.AgentLost(name, now))
 
     def _tell(self, name: str, frame: Frame) -> None:
@@ -315,13 +316,14 @@ class Supervisor:
         cause = _cause_of_death(frame["status"])
         self._losses.applied(frame["step"] - 1)
         self._note_strike(member, frame["struck_at"])
-        self._note_loss(cause, frame["struck_at"] or now, now, member)
+        self._note_loss(cause, frame["struck_at"] or now, now, member, open_step=frame["step"])
         self._feed(machine.RankGone(member, cause, now))
 
     def _rank_hung(self, frame: Frame) -> None:
         now = time.monotonic()
         self._note_strike(frame["member"], frame["struck_at"])
-        self._note_loss(frame["reason"].split(":")[0], frame["struck_at"] or frame["moved_at"], now, frame["member"])
+        cause, kill_at = frame["reason"].split(":")[0], frame["struck_at"] or frame["moved_at"]
+        self._note_loss(cause, kill_at, now, frame["member"], open_step=frame["step"])
         self._feed(machine.RankHung(frame["member"], frame["reason"], now))
 
     def _note_strike(self, member: int, struck_at: float | None) -> None:
@@ -329,15 +331,20 @@ class Supervisor:
         if fault is not None:
             self._events.emit("fault", text=fault.text(), struck_at=struck_at)
 
-    def _note_loss(self, cause: str, kill_at: float, now: float, member: int | None = None) -> None:
-        """Something that belonged to the formation is gone."""
+    def _note_loss(
+        self, cause: str, kill_at: float, now: float, member: int | None = None, *, open_step: int = 0
+    ) -> None:
+        """Something that belonged to the formation is gone; it was in `open_step`, if that is known.
+
+        Rank 0's report of the step before may come later, from another agent.
+        """
         assert self._machine is not None
         active = self._machine.active
         if active is None:
             return
         if member is not None and active.rank_of(member) is None:
             return
-        step = self.board.read(lambda facts: facts.step) + 1
+        step = max(self.board.read(lambda facts: facts.step) + 1, open_step)
         self._losses.lose(Loss(cause, step, kill_at, now))
 
     # The machine
@@ -453,7 +460,7 @@ class Supervisor:
             self._events.emit("fault", text=fault.text(), struck_at=at)
             agent = self._strikes.agent_of(fault)
             if agent is not None and fault.kind == "kill-agent":
-                self._struck_agents[agent] = at
+                self._struck_agents[agent] = at, step
 
         self._strikes.strike(step, pids, self._job.store.targets, before)
         assert self._machine is not None
