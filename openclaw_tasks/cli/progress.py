@@ -46,12 +46,11 @@ class Standing:
             case "attempt-started":
                 self.stage, self.step, self.durable = "training", event["resumed_step"], event["resumed_step"]
             case "step":
+                self.stage = "training"
                 self.step, self.loss, self.ranks = event["step"], event["loss"], event["ranks"]
                 self._recent = [*self._recent[-19:], (event["mono"], event["step"])]
             case "durable":
                 self.durable = max(self.durable, event["step"])
-            case "stage" if event["name"] == "profile_nodes":
-                self.stage = "planning"
             case "evaluated":
                 self.stage = "evaluated"
             case _:
