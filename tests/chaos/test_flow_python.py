@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import textwrap
 import time
@@ -12,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 from commands import Started, events_of, openclaw
-from drills import FOLDER, JOB, Drills
+from drills import JOB, Drills
 
 pytestmark = [pytest.mark.chaos, pytest.mark.flow]
 
@@ -186,11 +185,3 @@ def test_a_script_without_a_main_guard_is_told_so(drills: Drills, tmp_path: Path
     assert "__main__" in ended.err
     assert ended.status != 0
     assert not drills.folder("unguarded").exists()
-
-
-def test_the_shipped_example_runs_from_a_copy_of_its_folder(tmp_path: Path, drills: Drills) -> None:
-    """A job file and its recipe can be moved together: the recipe is found beside it."""
-    moved = shutil.copytree(FOLDER, tmp_path / "moved")
-    ended = drills.train_job(moved / "drill.yaml", "--set", "run=moved", "--set", "steps=2", "--json")
-    assert ended.status == 0, ended.err
-    assert ended.document["final_step"] == 2
