@@ -153,7 +153,16 @@ def _read_lineage(
         payloads.update((yield from inspect_deeply(code, found, [*tail, *names])))
     else:
         payloads.update({name: _seen_by_name(found, name) for name in names})
+        payloads.update((yield from inspect_deeply(code, found, _half_put(found, tail))))
     return _assemble(reading)
+
+
+def _half_put(found: Survey, tail: Sequence[GroupName]) -> list[GroupName]:
+    """Groups that cannot have been acknowledged: whether they are whole enough to be adopted is not left to names."""
+    everywhere = found.num_targets
+    return [
+        name for name in tail if name not in found.degraded and len(seen_of(found, name) | found.unknown) < everywhere
+    ]
 
 
 def read_newest_start(run: str, code: Code) -> Steps[Start | None]:

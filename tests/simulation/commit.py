@@ -127,7 +127,7 @@ def _close(cast: Cast) -> None:
             raise Violation("no base is left")
     except (DataLossError, NotDurableError) as error:
         # All targets that are not lost answer: what must still be waited for stood on lost ones.
-        oracle.check_loss(str(error))
+        oracle.check_loss(str(error), is_last=True)
 
 
 def drain(world: World, steps: Steps[T]) -> T:
