@@ -456,9 +456,9 @@ def test_fixed_keys_that_differ_are_named_with_both_values() -> None:
     changes: list[tuple[dict[str, Any], str]] = [
         ({"seed": 3}, "seed=3 differs from 0"),
         ({"recipe_args": {"width": 9, "flag": 1}}, "recipe_args.width=9 differs from 8"),
-        ({"recipe_args": {"width": 8, "flag": True}}, "recipe_args.flag=True differs from 1"),
+        ({"recipe_args": {"width": 8, "flag": True}}, "recipe_args.flag=true differs from 1"),
         ({"recipe_args": {"width": 8}}, "recipe_args.flag=(absent) differs from 1"),
-        ({"clip_norm": None}, "clip_norm=None differs from 1.0"),
+        ({"clip_norm": None}, "clip_norm=null differs from 1.0"),
         ({"store": {"redundancy": 1}}, "store.redundancy=1 differs from 2"),
         (
             {"store": {"targets": [f"file:///{n}" for n in range(7)]}},
