@@ -98,7 +98,8 @@ def test_too_many_skipped_steps_in_a_row_end_the_run(gang: GangRuns) -> None:
     outcome = gang.run(job)
     assert isinstance(outcome.error, NonFiniteError)
     assert "max_skipped_steps=3" in str(outcome.error)
-    assert [event["step"] for event in outcome.of("decision")] == [6, 7, 8, 9]
+    # A rank may have ended the run before the one that reports the steps has told of the last.
+    assert [event["step"] for event in outcome.of("decision")] in ([6, 7, 8], [6, 7, 8, 9])
     # The step that ended the run may have become final on some rank before it did.
     again = gang.run(job)
     assert isinstance(again.error, NonFiniteError)
