@@ -110,6 +110,8 @@ def _absent(targets: TargetSet) -> dict[int, StoreError]:
 
 def _run_batch(batch: Sequence[Operation], targets: TargetSet, gone: dict[int, StoreError]) -> list[Answer]:
     """One thread for each target in the batch; the last target's work is done in this one."""
+    if not batch:
+        return []
     answers: list[Answer] = [None] * len(batch)
     places: dict[int, list[int]] = {}
     for place, operation in enumerate(batch):
@@ -124,10 +126,15 @@ def _run_batch(batch: Sequence[Operation], targets: TargetSet, gone: dict[int, S
         except BaseException as error:  # noqa: BLE001  a thread's outermost frame: handed to the caller below
             failures.append(error)
 
-    for target in places:
+    *others, last = [*places]
+    for target in others:
+        if target in gone:
+            serve(target)
+            continue
         thread = threading.Thread(target=serve, args=(target,), name=f"target-{target}", daemon=True)
         threads.append(thread)
         thread.start()
+    serve(last)
     for thread in threads:
         thread.join()
     if failures:
