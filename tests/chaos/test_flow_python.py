@@ -121,7 +121,7 @@ def test_the_fixture_trains_a_users_recipe_in_his_own_tests(tmp_path: Path) -> N
     words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error")
     begun = time.monotonic()
     with Started(*words, home=tmp_path / "home", folder=project, program=(sys.executable,)) as tests:
-        ended = tests.end()
+        ended = tests.end(seconds=110)
         tests.wait_gone(10)
     assert ended.status == 0, ended.out + ended.err
     assert "2 passed" in ended.out
