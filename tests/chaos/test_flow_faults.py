@@ -17,6 +17,11 @@ def assert_same_bits(report: dict[str, Any], calm: dict[str, Any]) -> None:
         assert report[name] == calm[name]
 
 
+def rank_counts(drills: Drills, run: str) -> list[int]:
+    """With how many ranks each generation until now began."""
+    return [event["ranks"] for event in drills.events(run, "generation")]
+
+
 def test_the_report_of_an_undisturbed_run_has_exactly_the_contracts_fields(calm: dict[str, Any]) -> None:
     assert list(calm) == REPORT_FIELDS
     assert (calm["run"], calm["recipe"]) == ("calm", "drill_recipe:Drill")
@@ -57,7 +62,12 @@ def test_a_killed_rank_and_a_deleted_target_change_no_bit(drills: Drills, calm: 
 
 def test_a_frozen_rank_and_a_killed_agent_change_no_bit(drills: Drills, calm: dict[str, Any]) -> None:
     """meta-pytorch/torchft#164: a stopped rank is found by its progress, long before any exchange's deadline."""
-    ended = drills.train("frozen", "--fault", "stop-rank:0@6", "--fault", "kill-agent:1@25", "--json")
+    # Slow until the stopped rank's replacement has joined: the killed agent is not to take the only copy with it.
+    faults = ("--fault", "stop-rank:0@6", "--fault", "kill-agent:1@25")
+    with drills.start("frozen", *faults, "--json", pause_seconds=0.1) as command:
+        command.wait_for(lambda: rank_counts(drills, "frozen") == [2, 1, 2], "replacement of the stopped rank")
+        drills.release("frozen")
+        ended = command.end()
     assert ended.status == 0, ended.err
     assert_same_bits(ended.document, calm)
     recoveries = ended.document["recoveries"]
