@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,22 +17,18 @@ _WORDS: Final = {
 
 
 def changes(reader: RunReader) -> list[str]:
-    """One line for each such start, in order, as far back as the log is kept."""
-    found: list[str] = []
-    previous: Mapping[str, Any] | None = None
-    seen: set[tuple[int, str]] = set()
-    for group in reader.lineage.groups:
-        start = (group.epoch, group.writer)
-        if start in seen:
-            continue
-        seen.add(start)
-        present = reader.identity_at(*start).get("fingerprints", {})
-        if previous is not None:
-            what = [words for name, words in _WORDS.items() if present.get(name) != previous.get(name)]
-            if what:
-                found.append(
-                    f"{' and '.join(what)} changed before step {group.first}: from that step on the bits are not "
-                    "promised to be those of an undisturbed run"
-                )
-        previous = present
+    """One line for each such start, in order, over the run's whole life: starts stay when their groups are dropped."""
+    eras: list[tuple[int, Mapping[str, Any]]] = []  # the step after which it begins, and what it rests on
+    for start in reader.starts():
+        while eras and eras[-1][0] >= start.end_step:
+            eras.pop()  # it put nothing, or a rollback took it back
+        eras.append((start.end_step, start.identity.get("fingerprints", {})))
+    found = []
+    for (_, before), (end_step, now) in itertools.pairwise(eras):
+        what = [words for name, words in _WORDS.items() if now.get(name) != before.get(name)]
+        if what and end_step < reader.last_step:
+            found.append(
+                f"{' and '.join(what)} changed before step {end_step + 1}: from that step on the bits are not "
+                "promised to be those of an undisturbed run"
+            )
     return found

@@ -18,7 +18,7 @@ from openclaw_tasks.checkpoint.history import History, group_name, read_history
 from openclaw_tasks.checkpoint.holder import this_process
 from openclaw_tasks.checkpoint.lineage import BaseRef, GroupRef, Lineage
 from openclaw_tasks.checkpoint.pack import unpack_group
-from openclaw_tasks.checkpoint.paths import StartName
+from openclaw_tasks.checkpoint.paths import StartName, parse_start_key
 from openclaw_tasks.checkpoint.pins import drop_pin, pin_history, put_pin
 from openclaw_tasks.checkpoint.run_documents import base_name, read_start_named
 from openclaw_tasks.checkpoint.start import refuse_if_stuck
@@ -127,6 +127,18 @@ class RunReader:
             read_start_named(self.run, self._code, StartName(epoch, writer)), self._targets
         )
         return start.identity if start is not None else {}
+
+    def starts(self) -> list[Start]:
+        """The documents of the starts that the history comes from, oldest first, as far back as they are there."""
+        found: list[Start] = []
+        start = self._history.start
+        while start is not None:
+            found.append(start)
+            name = parse_start_key(self.run, start.parent) if start.parent is not None else None
+            start = None
+            if name is not None:
+                start = driver.run(read_start_named(self.run, self._code, name), self._targets)
+        return found[::-1]
 
     def records(self, first: int, last: int, *, fewest: bool = False) -> Iterator[Record]:
         """Parsed records of steps first..last in order; the next group is read while one is used.

@@ -72,7 +72,7 @@ class Standing:
         loss = "–" if self.loss is None else f"{self.loss:.4f}"
         speed = self.steps_per_second
         per_second = "–" if speed is None else f"{speed:.1f}"
-        return f"loss {loss}  {per_second} steps/s  {self.ranks} ranks  durable {self.durable}"
+        return f"loss {loss}  {per_second} steps/s  {format_count(self.ranks, 'rank')}  durable {self.durable}"
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ the flow's process dies, and the records that are not durable yet would go with 
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
 import signal
@@ -20,6 +19,8 @@ from typing import Any
 
 from openclaw_tasks.config.job import TrainJob
 from openclaw_tasks.gang.children import LauncherHandle, Rank, Spare
+from openclaw_tasks.gang.flush import Flush
+from openclaw_tasks.gang.place import Place
 from openclaw_tasks.gang.putter import Outcome, Putter
 from openclaw_tasks.gang.records import HeldRecords
 from openclaw_tasks.gang.wire import Frame, Wire, WireClosed
@@ -30,33 +31,7 @@ from openclaw_tasks.training.ring import RecordRing
 _TICK_SECONDS = 0.02
 _BEAT_SECONDS = 0.5
 _END_SECONDS = 5.0
-_FLUSH_ATTEMPT = 1000
 _PLACE_GRACE_SECONDS = 0.3  # a dead flow takes its Dask workers along: see which of the two is gone
-
-
-class Place:
-    """The agent's standard input: a line of JSON for each gang to serve, and its end when the place is gone."""
-
-    def __init__(self) -> None:
-        self._pending = b""
-
-    def fileno(self) -> int:
-        return sys.stdin.fileno()
-
-    def next_config(self) -> dict[str, Any] | None:
-        """Wait for the next gang; None when the place is gone."""
-        while b"\n" not in self._pending:
-            if self.is_lost():
-                return None
-        line, _, self._pending = self._pending.partition(b"\n")
-        config: dict[str, Any] = json.loads(line)
-        return config
-
-    def is_lost(self) -> bool:
-        """Take what is there to read; whether that was the end."""
-        data = os.read(self.fileno(), 65536)
-        self._pending += data
-        return not data
 
 
 class Agent:
@@ -78,8 +53,7 @@ class Agent:
         self._records = HeldRecords()
         self._bases: dict[int, tuple[BaseCopy, dict[str, Any]]] = {}
         self._putter = Putter()
-        self._next_group: dict[str, Any] | None = None  # the spec that a flush on our own would continue with
-        self._flush_rank: int | None = None
+        self._own_flush = Flush()
         self._durable_step = 0
         self._told_span: tuple[int, int, int] | None = None
         self._heard_at = time.monotonic()
@@ -160,7 +134,7 @@ class Agent:
                 self._drop_bases(frame["through"])
             case "durable":
                 self._durable_step = frame["step"]
-                self._next_group = frame["next"]
+                self._own_flush.next_group = frame["next"]
                 self._free_records()
             case "discard-records":
                 self._records.discard()
@@ -202,7 +176,7 @@ class Agent:
         for rank in self._ranks.values():
             if rank.member == member:
                 if message["type"] == "formation":
-                    self._flush_rank = message["rank"]
+                    self._own_flush.rank = message["rank"]
                 try:
                     rank.line.send(message)
                 except ControlClosed:
@@ -413,35 +387,17 @@ class Agent:
 
     def _flush(self) -> None:
         """Put what is final and not durable as a group of our own, then end."""
-        span = self._records.span()
-        spec = self._next_group
         redundancy = self._job.store.redundancy if self._job is not None else 0
-        if span is None or spec is None or self._flush_rank is None or self._flush_rank > redundancy:
+        spec = self._own_flush.due(self._records.span(), redundancy)
+        if spec is None:
             self._running = False
             return
-        if span[0] > spec["first"]:
-            print(f"steps {spec['first']} to {span[0] - 1} are not held here: nothing to flush", file=sys.stderr)
-            self._running = False
-            return
-        # An attempt number of its own: the supervisor's putters count from 0, and stripes of two never mix.
-        flush = {**spec, "last": span[1], "attempt": _FLUSH_ATTEMPT + self._flush_rank}
-        self._putter.put_group(self._targets(), flush, self._records.records(flush["first"], flush["last"]))
+        self._putter.put_group(self._targets(), spec, self._records.records(spec["first"], spec["last"]))
 
     def _flush_done(self, outcome: Outcome) -> None:
-        print(f"flush: {outcome.frame()}", file=sys.stderr)
-        if outcome.group is None:
-            # One that the supervisor had still ordered is put again as our own; our own is not tried twice.
-            self._running = outcome.spec["attempt"] < _FLUSH_ATTEMPT
-            return
-        self._records.advance(outcome.group.ref.last)
-        ref = outcome.group.ref
-        assert self._next_group is not None
-        self._next_group = {
-            **self._next_group,
-            "seq": ref.seq + 1,
-            "first": ref.last + 1,
-            "previous": ref.digest,
-        }
+        self._running = self._own_flush.done(outcome)
+        if outcome.group is not None:
+            self._records.advance(outcome.group.ref.last)
 
 
 def _struck(rank: Rank) -> dict[str, Any]:

@@ -7,17 +7,12 @@ and bases to storage, strikes the faults a test asked for, and writes the event 
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import os
-import queue
 import selectors
 import sys
 import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from openclaw_tasks.checkpoint.writer import BaseResult, RunWriter
@@ -27,8 +22,10 @@ from openclaw_tasks.errors import OpenClawError, RunError
 from openclaw_tasks.gang.board import Board, Facts
 from openclaw_tasks.gang.keeping import Keeping, base_result
 from openclaw_tasks.gang.losses import Loss, LossWatch
+from openclaw_tasks.gang.mailbox import Mailbox
 from openclaw_tasks.gang.ranks import Agreement, error_of, formation_message
 from openclaw_tasks.gang.reception import Reception
+from openclaw_tasks.gang.spares import Answer, SpareJobs
 from openclaw_tasks.gang.strikes import Strikes
 from openclaw_tasks.gang.wire import Frame
 from openclaw_tasks.observe.events import EventLog
@@ -51,13 +48,10 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._reception = Reception(job.cluster.host, token, job.fault_tolerance.lease, self._selector, owner=self)
         self.address = self._reception.address
-        self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._waking = threading.Lock()
+        self._requests = Mailbox()
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
         self._running = True
-        self._spare_numbers = itertools.count(1)
-        self._spare_agents: dict[int, str] = {}
+        self._spares = SpareJobs(job, self.board, self._tell)
         self._first_base_job: int | None = None
         self._waiting: frozenset[int] = frozenset()  # members that wait for storage
         self._machine: machine.State | None = None
@@ -77,53 +71,43 @@ class Supervisor:
 
     def attach(self, writer: RunWriter) -> None:
         """The run is ours to write: start ranks on every agent, now and as agents come."""
-        self._ask(lambda: self._attach(writer))
+        self._requests.ask(lambda: self._attach(writer))
 
     def restart(self) -> None:
         """Begin again with fresh ranks after the gang was lost."""
         # Here, not in the thread: who waits for the fresh gang must not meet the loss of the old one.
         self.board.update(_forget_the_end)
-        self._ask(self._restart)
+        self._requests.ask(self._restart)
 
     def request_stop(self) -> None:
         """Let the ranks end together after the step they are in."""
-        self._ask(lambda: self._feed(machine.StopRequested()))
+        self._requests.ask(lambda: self._feed(machine.StopRequested()))
 
     def flush(self) -> None:
         """Put whatever is final now, without waiting for full groups."""
-        self._ask(self._flush_records)
+        self._requests.ask(self._flush_records)
 
     def run_spare(self, kind: str, arguments: dict[str, Any], agent: str | None = None) -> int:
         """Ask an agent for a job beside training; its answer appears on the board under the returned number."""
-        number = next(self._spare_numbers)
-        spec = {"number": number, "kind": kind, **arguments}
-        self._ask(lambda: self._start_spare(number, spec, agent))
+        number = self._spares.next_number()
+        self._requests.ask(lambda: self._start_spare(number, {"kind": kind, **arguments}, agent))
         return number
 
     def keep_base(self, result: BaseResult) -> None:
         """A base that a job beside training has put."""
-        self._ask(lambda: self._keeping.base_kept(result) if self._keeping else None)
+        self._requests.ask(lambda: self._keeping.base_kept(result) if self._keeping else None)
 
     def close(self) -> None:
         """End the agents and this thread. Returns when both are gone or have been told."""
         if self._thread.is_alive():
-            self._ask(self._end)
+            self._requests.ask(self._end)
             self._thread.join(10.0)
-        with self._waking:
-            if self._wake_write >= 0:
-                os.close(self._wake_write)
-                self._wake_write = -1
-
-    def _ask(self, request: Callable[[], None]) -> None:
-        self._requests.put(request)
-        with self._waking, contextlib.suppress(BrokenPipeError):  # the thread has ended
-            if self._wake_write >= 0:
-                os.write(self._wake_write, b"\0")
+        self._requests.close()
 
     # The thread
 
     def _run(self) -> None:
-        self._selector.register(self._wake_read, selectors.EVENT_READ, self._take_requests)
+        self._selector.register(self._requests, selectors.EVENT_READ, self._requests.answer)
         try:
             while self._running:
                 for key, _ in self._selector.select(_TICK_SECONDS):
@@ -135,12 +119,6 @@ class Supervisor:
         finally:
             self._reception.close()
             self._selector.close()
-            os.close(self._wake_read)
-
-    def _take_requests(self) -> None:
-        os.read(self._wake_read, 4096)
-        while not self._requests.empty():
-            self._requests.get()()
 
     def _end(self) -> None:
         for name in self._reception.names:
@@ -171,8 +149,8 @@ class Supervisor:
         self._events.emit("agent-lost", agent=name, reason=reason)
         if self._keeping is not None:
             self._keeping.forget(name)
-        for number in [number for number, on in self._spare_agents.items() if on == name]:
-            self._spare_done({"number": number, "ok": False, "error": f"agent {name} was lost", "retry": True})
+        for answer in self._spares.lost(name):
+            self._spare_answered(answer)
         if self._machine is not None and any(member.agent == name for member in self._machine.members):
             struck_at, step = self._struck_agents.pop(name, (now, 0))
             self._note_loss("agent lost", struck_at, now, open_step=step)
@@ -201,7 +179,7 @@ class Supervisor:
             case "rank-started":
                 self._events.emit("rank-started", member=frame["member"], agent=name, pid=frame["pid"])
             case "spare-done":
-                self._spare_done(frame)
+                self._spare_answered(frame)
             case "records" | "group-done" | "base-held" | "base-done" if self._keeping is not None:
                 self._keeping.take(name, frame, time.monotonic())
                 self._keep(time.monotonic())
@@ -508,9 +486,8 @@ class Supervisor:
             self._give_up(now)
         spec = self._keeping.first_base_to_make(now)
         if spec is not None:
-            number = self._first_base_job = next(self._spare_numbers)
-            job = {"number": number, "kind": "compact", "step": 0, "base": spec.to_json()}
-            self._start_spare(number, job, agent=None)
+            number = self._first_base_job = self._spares.next_number()
+            self._start_spare(number, {"kind": "compact", "step": 0, "base": spec.to_json()}, agent=None)
         error = self._keeping.work(now, self._reception.names)
         if error is not None:
             self._fail(error)
@@ -523,22 +500,17 @@ class Supervisor:
 
     def _start_spare(self, number: int, spec: dict[str, Any], agent: str | None) -> None:
         names = [name for name in sorted(self._reception.names) if agent in (None, name)]
-        if not names:
-            self._spare_done({"number": number, "ok": False, "error": "its agent is gone", "retry": True})
-            return
-        name = names[number % len(names)]
-        self._spare_agents[number] = name
-        self._tell(name, {"type": "spare", "spec": {**spec, "job": self._job.document(), "path": sys.path}})
+        refusal = self._spares.start(number, spec, names)
+        if refusal is not None:
+            self._spare_answered(refusal)
 
-    def _spare_done(self, frame: dict[str, Any]) -> None:
-        self._spare_agents.pop(frame["number"], None)
-        if frame["number"] == self._first_base_job and self._keeping is not None:
-            if frame["ok"]:
-                self._keeping.base_kept(base_result(frame))
+    def _spare_answered(self, answer: Answer) -> None:
+        if answer["number"] == self._first_base_job and self._keeping is not None:
+            if answer["ok"]:
+                self._keeping.base_kept(base_result(answer))
             else:
-                self._keeping.first_base_failed(frame["error"], time.monotonic())
-            return
-        self.board.update(lambda facts: facts.spares.update({frame["number"]: frame}))
+                self._keeping.first_base_failed(answer["error"], time.monotonic())
+        self._spares.answered(answer)
 
 
 def _forget_the_end(facts: Facts) -> None:

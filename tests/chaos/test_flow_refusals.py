@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Ended
+from commands import Ended, openclaw
 from drills import FOLDER, JOB, SAMPLES, Drills, sample_of
 
 pytestmark = [pytest.mark.chaos, pytest.mark.flow]
@@ -112,6 +112,8 @@ def test_other_data_are_refused_unless_accepted(drills: Drills, aging: Aging) ->
 def test_two_lost_targets_are_a_warning(drills: Drills, aging: Aging) -> None:
     """The run goes on, on other data, and says which targets are gone and where its bits part from the old data's."""
     (aging.job.parent / "points.txt").write_text("other data")
+    with (aging.job.parent / "drill_recipe.py").open("a") as source:
+        source.write("\n\nANOTHER = True\n")
     for index in (1, 3):
         shutil.rmtree(drills.targets("aging")[index])
     ended = aging.train(20, "--accept-new-data", "--json")
@@ -120,7 +122,17 @@ def test_two_lost_targets_are_a_warning(drills: Drills, aging: Aging) -> None:
     for index in (1, 3):
         assert ended.err.count(f"target {index} is gone") == 1
     assert "data differs from the last start" in ended.err
+    assert "recipe differs from the last start" in ended.err
     assert drills.resumed_steps("aging") == [0, 10]
+
+
+def test_verify_names_the_step_from_which_bits_are_not_promised(drills: Drills, aging: Aging) -> None:
+    """The log is whole all the same: what is stored is what the ranks had."""
+    told = openclaw("verify", aging.job, "--set", "run=aging", "--json", home=drills.home)
+    assert told.status == 0, told.err
+    assert told.document["step"] == 20
+    assert told.document["ok"]
+    assert "the recipe's source and the data changed before step 11: from that step on the bits are" in told.err
 
 
 def test_three_lost_targets_are_one_clear_line_and_nothing_is_changed(drills: Drills, aging: Aging) -> None:

@@ -67,11 +67,17 @@ def put_steps(writer: RunWriter, targets: TargetSet, last: int, *, group_steps: 
 
 
 def make_run(
-    folder: Path, *, count: int = 5, redundancy: int = 2, steps: int = 10, bases: Sequence[int] = (4, 8)
+    folder: Path,
+    *,
+    count: int = 5,
+    redundancy: int = 2,
+    steps: int = 10,
+    bases: Sequence[int] = (4, 8),
+    identity: Mapping[str, Any] = IDENTITY,
 ) -> None:
     """A finished run with bases 0 and `bases`, and records up to `steps`."""
     targets = opened(folder, count, create=True)
-    writer = start(targets, redundancy=redundancy)
+    writer = start(targets, redundancy=redundancy, identity=identity)
     put_one_base(writer, targets, 0)
     for step in bases:
         put_steps(writer, targets, step)

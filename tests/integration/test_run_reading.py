@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from checkpoint_runs import RUN, check_whole, contents, make_run, objects, opened, put_steps, record, start, urls
 
+from openclaw_tasks.checkpoint.provenance import changes
 from openclaw_tasks.checkpoint.reader import RunReader
 from openclaw_tasks.errors import DataLossError, NotDurableError, OpenClawError, StoreTimeoutError
 from openclaw_tasks.storage.store import Buffer
@@ -155,6 +156,31 @@ def test_a_log_cut_off_at_its_end_is_continued_and_read_through_later(run_folder
     with RunReader(opened(run_folder), RUN, deep_bytes=1 << 20) as reader:
         check_whole(reader, steps=14)
         assert reader.warnings == []
+
+
+def test_starts_that_changed_what_the_bits_rest_on_are_named(tmp_path: Path) -> None:
+    """One that changed nothing, or put nothing, is none of them."""
+    old = {"recipe": "r1", "arithmetic": "a1", "data": "d1"}
+    make_run(tmp_path, steps=6, identity={"fingerprints": old})
+    for last, change in (
+        (9, {}),
+        (9, {"data": "unused"}),
+        (12, {"recipe": "r2"}),
+        (15, {"arithmetic": "a2", "data": "d2"}),
+    ):
+        old |= change
+        targets = opened(tmp_path)
+        writer = start(targets, identity={"fingerprints": dict(old)})
+        put_steps(writer, targets, last)
+        writer.release()
+        if last == 9:
+            old["data"] = "d1"
+    with RunReader(opened(tmp_path), RUN) as reader:
+        named = [line.split(" changed before ") for line in changes(reader)]
+    assert [(what, rest.split(":")[0]) for what, rest in named] == [
+        ("the recipe's source", "step 10"),
+        ("the machine's arithmetic and the data", "step 13"),
+    ]
 
 
 @pytest.mark.parametrize("part", ["start", "base", "claim", "holder.json"])
