@@ -21,12 +21,15 @@ class Loss:
 class Regained:
     """What a survivor reports after its first step in the new formation."""
 
+    meshed_at: float
     computing_at: float
     done_at: float
     useful_seconds: float
 
 
-_NOTHING = Regained(0.0, 0.0, 0.0)
+_UNKNOWN = dict.fromkeys(
+    ("announced_seconds", "meshed_seconds", "recovered_seconds", "stepped_seconds", "overhead_seconds")
+)
 
 
 class LossWatch:
@@ -39,6 +42,7 @@ class LossWatch:
         self._reports: dict[int, Regained] = {}
         self._generation = 0
         self._members: frozenset[int] = frozenset()
+        self._announced_at = 0.0
         self._applied_step = 0  # in formations before the newest
         self._applied_since = 0  # in the newest
         self._meshed_step: int | None = None  # where the newest began
@@ -65,9 +69,10 @@ class LossWatch:
         if generation is not None and self._open and self._meshed_step is not None:
             self._steps_lost = max(self._steps_lost, step - self._meshed_step)
 
-    def formed(self, generation: int, members: frozenset[int]) -> None:
-        """A new formation: its members' reports count, those of older ones do not."""
+    def formed(self, generation: int, members: frozenset[int], at: float) -> None:
+        """A new formation, announced `at`: its members' reports count, those of older ones do not."""
         self._generation, self._members, self._answered = generation, members, len(self._open)
+        self._announced_at = at
         self._reports = {}
         self._applied_step = max(self._applied_step, self._applied_since)
         self._applied_since, self._meshed_step = 0, None
@@ -87,15 +92,15 @@ class LossWatch:
         self._applied_step = step if self._open else max(self._applied_step, step)
 
     def regained(self, member: int, message: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """A survivor's report; the recoveries (as the report shows them) that it completes."""
+        """A survivor's report; the recoveries (as their events tell them) that it completes."""
         if message["generation"] != self._generation or not self._answered:
             return []
-        self._reports[member] = Regained(message["computing_at"], message["done_at"], message["useful_seconds"])
+        self._reports[member] = Regained(
+            message["meshed_at"], message["computing_at"], message["done_at"], message["useful_seconds"]
+        )
         if not self._members <= self._reports.keys():
             return []
-        last = max(self._reports.values(), key=lambda report: report.done_at)
-        computing_at = max(report.computing_at for report in self._reports.values())
-        done = [self._recovery(loss, computing_at, last) for loss in self._open[: self._answered]]
+        done = [self._recovery(loss) for loss in self._open[: self._answered]]
         del self._open[: self._answered]
         self._answered = self._placed = self._steps_lost = 0
         return done
@@ -103,15 +108,29 @@ class LossWatch:
     def end(self) -> list[dict[str, Any]]:
         """The gang has ended: losses after which no step was left to do. Nothing was computed again after them."""
         ended, self._open = self._open, []
-        unknown = {"recovered_seconds": None, "overhead_seconds": None}
-        return [{**self._recovery(loss, loss.detected_at, _NOTHING), **unknown} for loss in ended]
+        return [{**self._facts(loss), **_UNKNOWN} for loss in ended]
 
-    def _recovery(self, loss: Loss, computing_at: float, last: Regained) -> dict[str, Any]:
+    def _recovery(self, loss: Loss) -> dict[str, Any]:
+        """Of each moment that of the member which came to it last, so that no stretch between two is counted twice."""
+        reports = self._reports.values()
+        last = max(reports, key=lambda report: report.done_at)
+        return {
+            **self._facts(loss),
+            "announced_seconds": _between(loss.kill_at, self._announced_at),
+            "meshed_seconds": _between(loss.kill_at, max(report.meshed_at for report in reports)),
+            "recovered_seconds": _between(loss.kill_at, max(report.computing_at for report in reports)),
+            "stepped_seconds": _between(loss.kill_at, last.done_at),
+            "overhead_seconds": max(0.0, _between(loss.kill_at, last.done_at - last.useful_seconds)),
+        }
+
+    def _facts(self, loss: Loss) -> dict[str, Any]:
         return {
             "step": loss.step,
             "cause": loss.cause,
-            "detected_seconds": round(loss.detected_at - loss.kill_at, 6),
-            "recovered_seconds": round(computing_at - loss.kill_at, 6),
-            "overhead_seconds": round(max(0.0, last.done_at - loss.kill_at - last.useful_seconds), 6),
+            "detected_seconds": _between(loss.kill_at, loss.detected_at),
             "steps_lost": self._steps_lost,
         }
+
+
+def _between(kill_at: float, moment: float) -> float:
+    return round(moment - kill_at, 6)

@@ -402,7 +402,7 @@ class Supervisor:
         if formation.cause == "start":
             self._strikes.number(members, [member.agent for member in formation.members])
         if formation.when == "now":
-            self._losses.formed(formation.generation, frozenset(members))
+            self._losses.formed(formation.generation, frozenset(members), time.monotonic())
         inside = self._machine.active.members if self._machine.active else ()
         for member in formation.members:
             message = formation_message(

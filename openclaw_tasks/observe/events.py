@@ -9,7 +9,9 @@ start of the command, from 1), "kind", and, by kind:
     generation       number, from_step, ranks (how many), cause, members
     step             step, loss (mean per item), items, seconds, items_per_second, ranks
     decision         step, decision ("apply" or "skip")
-    recovery         step, cause, detected_seconds, recovered_seconds, overhead_seconds, steps_lost
+    recovery         step, cause, detected_seconds, recovered_seconds, overhead_seconds, steps_lost; and, from the
+                     kill like the first two: announced_seconds (the new formation), meshed_seconds (its members),
+                     stepped_seconds (its first step was done)
     durable          step (last of the group), log_bytes (of this group), degraded; group (its name: a later
                      event of the same name replaces the earlier, as when a group is repaired)
     base             step, bytes, degraded; base (its name, as for groups)

@@ -103,8 +103,9 @@ class Rank:
             deadline_seconds=_MESH_SECONDS,
             on_idle=self._orders.breathe,
         )
+        meshed_at = time.monotonic()
         try:
-            return self._train(formation, self._join(formation, mesh))
+            return self._train(formation, self._join(formation, mesh), meshed_at)
         finally:
             mesh.close()
 
@@ -141,7 +142,7 @@ class Rank:
         self._runner.keep(record)
         self._runner.apply(record)
 
-    def _train(self, formation: Formation, seat: Seat) -> bool:
+    def _train(self, formation: Formation, seat: Seat, meshed_at: float) -> bool:
         state = self._training.state
         first = True
         computing_at = time.monotonic()
@@ -150,7 +151,7 @@ class Rank:
             self._runner.heard, self._runner.stop = self._orders.heard, self._orders.stop
             result = self._runner.run(seat, first=first)
             if first and formation.kill_at is not None:
-                self._report_recovery(formation, computing_at)
+                self._report_recovery(formation, meshed_at, computing_at)
             first = False
             self._after_step(seat, result)
             if result.decision.stop:
@@ -204,13 +205,14 @@ class Rank:
         self._ring.mark_final(step)
         self._line.send({"type": "left", "step": step})
 
-    def _report_recovery(self, formation: Formation, computing_at: float) -> None:
+    def _report_recovery(self, formation: Formation, meshed_at: float, computing_at: float) -> None:
         assert formation.kill_at is not None
         now = time.monotonic()
         self._line.send(
             {
                 "type": "recovered",
                 "generation": formation.generation,
+                "meshed_at": meshed_at,
                 "computing_at": computing_at,
                 "done_at": now,
                 "useful_seconds": self._useful.between(formation.kill_at, now),
