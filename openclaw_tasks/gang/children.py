@@ -14,7 +14,8 @@ from openclaw_tasks.training.control import ControlChannel, ControlClosed
 from openclaw_tasks.training.progress import Phase, ProgressPage
 from openclaw_tasks.training.ring import RecordRing
 
-FROZEN_SECONDS = 2.0  # a stopped process is given up after this, or three of its own step times
+FROZEN_SECONDS = 2.0  # a stopped process is given up within this, or three of its own step times
+_TELLING_SECONDS = 0.1  # of that: until the next look has come, and the supervisor has heard of it
 STARTING_SECONDS = 300.0  # imports, the user's constructor, restoring a state
 
 
@@ -42,11 +43,11 @@ class Rank:
             self.beats, self.moved_at = beats, now
             return None
         still = now - self.moved_at
-        if still < FROZEN_SECONDS or self.pid is None:
+        if still < FROZEN_SECONDS - _TELLING_SECONDS or self.pid is None:
             return None
         step_seconds = self.progress.step_seconds or 0.0
         if process_state(self.pid) in "Tt":
-            if still >= max(FROZEN_SECONDS, 3 * step_seconds):
+            if still >= max(FROZEN_SECONDS, 3 * step_seconds) - _TELLING_SECONDS:
                 return f"frozen: its process is stopped and has not moved for {still:.1f} s"
             return None
         patience = max(FROZEN_SECONDS, lease_seconds, 10 * step_seconds)
