@@ -42,7 +42,7 @@ from openclaw_tasks.errors import (
 from openclaw_tasks.storage.store import Buffer, Store
 from openclaw_tasks.storage.targets import TargetSet
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 
 
 @contextmanager
@@ -163,7 +163,7 @@ def test_a_changed_fixed_fact_is_refused_before_anything_changes(tmp_path: Path)
 
 HOLDER = """
 import sys, time
-sys.path.insert(0, {here!r})
+sys.path.insert(0, {tests!r})
 from pathlib import Path
 from checkpoint_runs import *
 folder = Path({folder!r})
@@ -174,7 +174,7 @@ writer = start(targets)
 
 
 def holder_process(folder: Path, body: str) -> subprocess.Popen[str]:
-    code = HOLDER.format(here=str(HERE), folder=str(folder), body=body)
+    code = HOLDER.format(tests=str(TESTS), folder=str(folder), body=body)
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
 
 

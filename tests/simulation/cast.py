@@ -66,3 +66,5 @@ class Cast:
     left_out: str | None
     new_actors: list[Actor] = field(default_factory=list)
     dead_pins: set[str] = field(default_factory=set)
+    crashes: int = 0
+    """Processes that died in the middle of what they did."""

@@ -70,6 +70,7 @@ def run_schedule(seed: int, code: Code, left_out: str | None = None) -> Result:
         readings=oracle.readings,
         losses=oracle.declared_losses,
         lost_targets=len(world.lost),
+        crashes=cast.crashes,
     )
     return Result(seed, violation, counts)
 
@@ -91,6 +92,7 @@ def _play(cast: Cast) -> None:
         actor = rng.choice(living)
         if rng.random() < world.odds.crash * (0.2 if actor.is_waiting else 1):
             living.remove(actor)
+            cast.crashes += 1
             if actor.on_death is not None:
                 actor.on_death()
             continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,9 @@ def start(targets: TargetSet, *, redundancy: int = 2, **more: Any) -> RunWriter:
     return RunWriter.start(targets, RUN, redundancy=redundancy, **more)
 
 
-def record(step: int) -> Record:
-    payload = hashlib.shake_256(f"gradient {step}".encode()).digest(4096)
+def record(step: int, *, author: str = "gradient", payload_bytes: int = 4096) -> Record:
+    """The step's record. Another author's says something else: that would be a second history."""
+    payload = hashlib.shake_256(f"{author} {step}".encode()).digest(payload_bytes)
     return Record(
         step=step,
         decision="apply",
@@ -54,13 +55,20 @@ def put_one_base(writer: RunWriter, targets: TargetSet, step: int) -> None:
     writer.record_base(put_base(targets, writer.base_spec(step), objects(step), {"step": step}, facts))
 
 
-def put_steps(writer: RunWriter, targets: TargetSet, last: int, *, group_steps: int = 4) -> list[GroupResult]:
+def put_steps(
+    writer: RunWriter,
+    targets: TargetSet,
+    last: int,
+    *,
+    group_steps: int = 4,
+    make: Callable[[int], Record] = record,
+) -> list[GroupResult]:
     """Commit everything up to `last`."""
     results = []
     while writer.durable_step < last:
         first = writer.durable_step + 1
         spec = writer.group_spec(first, min(first + group_steps - 1, last), "bf16")
-        result = put_group(targets, spec, [record(step).to_bytes() for step in range(spec.first, spec.last + 1)])
+        result = put_group(targets, spec, [make(step).to_bytes() for step in range(spec.first, spec.last + 1)])
         writer.record_group(result)
         results.append(result)
     return results
