@@ -85,14 +85,11 @@ def gang(
 
 
 def _warm_processes(agents: WarmAgents | None) -> set[int]:
-    """The warm agents and their launchers, as of now."""
-    found: set[int] = set()
-    for pid in [] if agents is None else agents.pids():
-        try:
-            found |= {pid, *(child.pid for child in psutil.Process(pid).children())}
-        except psutil.NoSuchProcess:  # it was killed; another follows
-            continue
-    return found
+    """The warm agents, their zygote, and their launchers, as of now."""
+    if agents is None:
+        return set()
+    launchers = psutil.Process(agents.zygote_pid).children()
+    return {*agents.pids(), agents.zygote_pid, *(child.pid for child in launchers)}
 
 
 @pytest.fixture(scope="session")

@@ -75,6 +75,7 @@ class Scene:
     crawl_file: Path
     _events: queue.SimpleQueue[Event | None] = field(default_factory=queue.SimpleQueue)
     _pids: dict[int, int] = field(default_factory=dict)  # by member
+    _agents: dict[int, str] = field(default_factory=dict)  # by member
     members: Sequence[int] = ()  # of the newest generation, in rank order
     session: Session | None = None
     struck: list[str] = field(default_factory=list)
@@ -106,8 +107,11 @@ class Scene:
 
     def agent(self, rank: int) -> int:
         """The agent of a rank of the newest generation."""
-        launcher = psutil.Process(self.pid(rank)).ppid()
-        return psutil.Process(launcher).ppid()
+        return self.placement.pid_of(self._agents[self.members[rank]])
+
+    def launcher(self, rank: int) -> int:
+        """The launcher of a rank of the newest generation."""
+        return psutil.Process(self.pid(rank)).ppid()
 
     def pid(self, rank: int) -> int:
         """The process of a rank of the newest generation."""
@@ -138,6 +142,7 @@ class Scene:
     def _note(self, event: Event) -> None:
         if event["kind"] == "rank-started":
             self._pids[event["member"]] = event["pid"]
+            self._agents[event["member"]] = event["agent"].rpartition(".")[0]  # its place, without its number
         elif event["kind"] == "generation":
             self.members = event["members"]
 

@@ -1,7 +1,8 @@
 """The agent: one process per place. Holds the record ring, puts groups and bases, starts and watches its rank.
 
-Started by whoever places it (a Dask worker's plugin, or a local gang) as `python -m openclaw_tasks.gang.agent`, with
-one line of JSON on its standard input, which then stays open: when it closes, the place is gone. It has no torch.
+Started by whoever places it (a Dask worker's plugin, or a local gang) as `python -m openclaw_tasks.gang.agent` and the
+address of the host's zygote if there is one, with one line of JSON on its standard input, which then stays open: when
+it closes, the place is gone. It has no torch.
 
 It is a process of its own, not a thread of the Dask worker, since distributed ends its workers without notice when
 the flow's process dies, and the records that are not durable yet would go with them.
@@ -189,6 +190,7 @@ class Agent:
             received = self._launcher.line.receive()
         except ControlClosed:
             # Without a launcher there is no rank and never will be: this agent is of no use.
+            self._launcher.is_gone = True
             self._running = False
             return
         if received is None:
@@ -196,7 +198,7 @@ class Agent:
         message = received[0]
         match message["type"]:
             case "launcher-ready":
-                self._launcher.is_ready = True
+                self._launcher.ready(message["pid"])
                 self._tell({"type": "launcher-ready"})
             case "forked":
                 if message["number"] in self._ranks:
@@ -407,7 +409,7 @@ def _struck(rank: Rank) -> dict[str, Any]:
 def main() -> None:
     """Serve one gang after the other, until the place is gone or a supervisor is."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the supervisor's to handle
-    launcher = LauncherHandle()
+    launcher = LauncherHandle(sys.argv[1] if len(sys.argv) > 1 else None)
     place = Place()
     status = 0
     try:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
+import select
+import signal
 import sys
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from openclaw_tasks.gang.zygote import Zygote, dial
 from openclaw_tasks.training.control import ControlChannel, ControlClosed
 from openclaw_tasks.training.progress import Phase, ProgressPage
 from openclaw_tasks.training.ring import RecordRing
@@ -17,6 +19,7 @@ from openclaw_tasks.training.ring import RecordRing
 FROZEN_SECONDS = 2.0  # a stopped process is given up within this, or three of its own step times
 _TELLING_SECONDS = 0.1  # of that: until the next look has come, and the supervisor has heard of it
 STARTING_SECONDS = 300.0  # imports, the user's constructor, restoring a state
+_END_SECONDS = 5.0
 
 
 @dataclass(slots=True)
@@ -76,34 +79,30 @@ def process_state(pid: int) -> str:
         return ""
 
 
-_LAUNCHER_VARIABLES = {
-    # One thread: the launcher must be able to fork, and a rank sets its own number of threads.
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    # Memory that a step frees serves the next one. Dask's workers set the first of these to 64 KiB, for tasks that come
-    # and go: a rank then gave 240 MB back to the kernel and faulted it in again in each step of a small model.
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-}
-
-
 class LauncherHandle:
-    """Starts the launcher and asks it to fork. Answers come over `line` to the agent's loop."""
+    """Has a launcher forked and asks it to fork. Answers come over `line` to the agent's loop."""
 
-    def __init__(self) -> None:
-        self.line, theirs = ControlChannel.pair()
-        environment = {**os.environ, **_LAUNCHER_VARIABLES}
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "openclaw_tasks.gang.launcher", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            env=environment,
-            start_new_session=True,
-        )
-        theirs.close()
-        self.is_ready = False  # it has said so
+    def __init__(self, zygote_address: str | None) -> None:
+        """Of the host's zygote, if there is one; else, or if it has died, of one of our own."""
+        self._own_zygote: Zygote | None = None
+        self.line = self._dial(zygote_address)
+        self.is_gone = False  # its line has ended
+        self._pidfd: int | None = None  # known when it is ready
         self._next_number = 0
+
+    def _dial(self, address: str | None) -> ControlChannel:
+        if address is not None:
+            try:
+                return dial(address)
+            except ControlClosed as error:
+                print(f"zygote {address}: {error}; starting another", file=sys.stderr)
+        self._own_zygote = Zygote()
+        return dial(self._own_zygote.address)
+
+    def ready(self, pid: int) -> None:
+        """It has said so."""
+        with contextlib.suppress(ProcessLookupError):  # and has died since: its line says that too
+            self._pidfd = os.pidfd_open(pid)
 
     def start_rank(self, member: int, spec: dict[str, Any]) -> tuple[int, Rank]:
         """Fork a rank; returns the launcher's number for it."""
@@ -120,25 +119,22 @@ class LauncherHandle:
         theirs.close()
         return number, Spare(spec["number"], mine)
 
-    @property
-    def is_gone(self) -> bool:
-        """Whether its process has ended."""
-        return self.process.poll() is not None
-
     def kill(self, number: int) -> None:
         with contextlib.suppress(ControlClosed):
             self.line.send({"type": "kill", "number": number})
 
     def close(self) -> None:
-        """End the launcher and all it forked; bounded."""
+        """End the launcher and all it forked; bounded. One that is not ready yet has forked nothing, and will not."""
         self.line.close()
-        if not self.is_ready:
-            self.process.kill()  # it still imports, for seconds, and has forked nothing
-        try:
-            self.process.wait(5.0)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        if self._pidfd is not None:
+            poller = select.poll()
+            poller.register(self._pidfd, select.POLLIN)
+            if not poller.poll(_END_SECONDS * 1000):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            os.close(self._pidfd)
+            self._pidfd = None
+        if self._own_zygote is not None:
+            self._own_zygote.close()
 
     def _fork(self, kind: str, spec: dict[str, Any], fds: list[int]) -> int:
         number = self._next_number

@@ -22,9 +22,10 @@ class AgentKeeper:
     An agent serves one gang after the other: its launcher, which is slow to start, stays.
     """
 
-    def __init__(self, name: str, log_folder: Path) -> None:
-        self._name = name
+    def __init__(self, name: str, log_folder: Path, zygote_address: str | None) -> None:
+        self.name = name
         self._log_folder = log_folder
+        self._zygote = [] if zygote_address is None else [zygote_address]
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._config: dict[str, Any] | None = None
@@ -47,7 +48,7 @@ class AgentKeeper:
     def serve(self, config: dict[str, Any]) -> None:
         """The agent, and each that follows if it dies, joins the gang that `config` names."""
         with self._lock:
-            self._config = {**config, "name": self._name}
+            self._config = {**config, "name": self.name}
             self._tell()
 
     def rest(self) -> None:
@@ -89,9 +90,9 @@ class AgentKeeper:
         self._log_folder.mkdir(parents=True, exist_ok=True)
         # A log file, never our own streams: a child that holds the flow's output hides the flow's death.
         self._started_at = time.monotonic()
-        with (self._log_folder / f"agent-{self._name}.log").open("ab") as log:
+        with (self._log_folder / f"agent-{self.name}.log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-P", "-m", "openclaw_tasks.gang.agent"],
+                [sys.executable, "-P", "-m", "openclaw_tasks.gang.agent", *self._zygote],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

@@ -1,15 +1,14 @@
 """The launcher: one single-threaded process per agent that has torch loaded and forks ranks in milliseconds.
 
-It is the only place of the project that forks without exec. Safe because it has one thread (asserted before each
-fork), no event loop, no open filesystem and no CUDA context. It ends, and takes its children along, when the line
-to its agent closes. `python -m openclaw_tasks.gang.launcher FD` with FD the inherited end of that line.
+The zygote forks it. Safe because neither has more than one thread (asserted before each fork), an event loop, an open
+filesystem or a CUDA context; nothing else of the project forks without exec. It ends, and takes its children along,
+when the line to its agent closes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import os
 import select
 import signal
@@ -21,15 +20,10 @@ from openclaw_tasks.training.control import ControlChannel, ControlClosed, Messa
 _PR_SET_PDEATHSIG = 1
 
 
-def preload() -> None:
-    """Import all that a rank or a spare job needs and that is slow, once for every later fork."""
-    import numpy  # noqa: F401
-    import safetensors.torch  # noqa: F401
-    import torch._dynamo
-    import torch.utils.data  # noqa: F401
-
-    import openclaw_tasks.training.rank
-    import openclaw_tasks.training.spare  # noqa: F401
+def assert_one_thread() -> None:
+    """To be called just before a fork, which would copy the locks that other threads hold and nobody releases."""
+    tasks = len(os.listdir("/proc/self/task"))  # noqa: PTH208 (a count, before each fork)
+    assert tasks == 1, f"this process has {tasks} threads and must not fork"
 
 
 class Launcher:
@@ -51,7 +45,7 @@ class Launcher:
         poller.register(self._line, select.POLLIN)
         poller.register(self._wake_read, select.POLLIN)
         try:
-            self._line.send({"type": "launcher-ready"})
+            self._line.send({"type": "launcher-ready", "pid": os.getpid()})
             while True:
                 poller.poll()
                 with contextlib.suppress(BlockingIOError):
@@ -73,8 +67,7 @@ class Launcher:
             _kill(self._children[message["number"]])
 
     def _fork(self, message: Message, fds: list[int]) -> None:
-        tasks = len(os.listdir("/proc/self/task"))  # noqa: PTH208 (a count, before each fork)
-        assert tasks == 1, f"the launcher has {tasks} threads: a fork would copy locks that nobody releases"
+        assert_one_thread()
         launcher = os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -115,7 +108,6 @@ class Launcher:
 
 
 def _run_child(message: Message, fds: list[int]) -> int:
-    gc.freeze()  # the loaded modules are never garbage: keep the collector from copying their pages
     from openclaw_tasks.training import rank, spare
 
     main: Any = {"rank": rank.main, "spare": spare.main}[message["kind"]]
@@ -141,15 +133,3 @@ def _kill(pid: int) -> None:
 def _kill_group(group: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
-
-
-def main() -> None:
-    line = ControlChannel.adopt(int(sys.argv[1]))
-    preload()
-    Launcher(line).serve()
-    # Nothing is left to clean up, and taking torch down in order takes a second.
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import signal
@@ -14,6 +13,7 @@ from typing import Any, Protocol
 from openclaw_tasks.config.job import TrainJob
 from openclaw_tasks.errors import UsageError
 from openclaw_tasks.gang.keeper import AgentKeeper
+from openclaw_tasks.gang.zygote import Zygote
 
 _CONNECT_SECONDS = 15
 
@@ -35,16 +35,21 @@ class LocalPlacement:
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
+        self._zygote: Zygote | None = None
         self._keepers: list[AgentKeeper] = []
 
     def start(self, config: dict[str, Any]) -> None:
         folder = Path(config["log_folder"])
-        self._keepers = [AgentKeeper(f"local-{number}", folder) for number in range(self._workers)]
+        self._zygote = Zygote(folder)
+        names = [f"local-{number}" for number in range(self._workers)]
+        self._keepers = [AgentKeeper(name, folder, self._zygote.address) for name in names]
         for keeper in self._keepers:
             keeper.serve(config)
 
     def close(self) -> None:
         _close_all(self._keepers)
+        if self._zygote is not None:
+            self._zygote.close()
 
 
 def _close_all(keepers: list[AgentKeeper]) -> None:
@@ -62,6 +67,7 @@ class WarmAgents:
 
     def __init__(self, log_folder: Path) -> None:
         self._log_folder = log_folder
+        self._zygote = Zygote(log_folder)
         self._keepers: list[AgentKeeper] = []
 
     def __enter__(self) -> WarmAgents:
@@ -69,17 +75,24 @@ class WarmAgents:
 
     def __exit__(self, *_: object) -> None:
         _close_all(self._keepers)
+        self._zygote.close()
 
     def placement(self, workers: int) -> WarmPlacement:
         """A placement on `workers` agents, those that have been up longest; starts what is not there yet."""
         while len(self._keepers) < workers:
-            self._keepers.append(AgentKeeper(f"warm-{len(self._keepers)}", self._log_folder))
+            name = f"warm-{len(self._keepers)}"
+            self._keepers.append(AgentKeeper(name, self._log_folder, self._zygote.address))
         warmest = sorted(self._keepers, key=lambda keeper: keeper.started_at)
         return WarmPlacement(warmest[:workers])
 
     def pids(self) -> list[int]:
         """The agents' processes, those of every placement."""
         return [keeper.pid for keeper in self._keepers]
+
+    @property
+    def zygote_pid(self) -> int:
+        """The process whose children their launchers are."""
+        return self._zygote.pid
 
 
 class WarmPlacement:
@@ -100,6 +113,10 @@ class WarmPlacement:
         """The agents' processes, by place."""
         return [keeper.pid for keeper in self._keepers]
 
+    def pid_of(self, name: str) -> int:
+        """The agent's process at a place."""
+        return next(keeper.pid for keeper in self._keepers if keeper.name == name)
+
 
 class DaskPlacement:
     """Agents beside Dask workers: of a cluster on this machine, or of one that exists."""
@@ -113,11 +130,16 @@ class DaskPlacement:
             self._start(config)
 
     def _start(self, config: dict[str, Any]) -> None:
+        address = self._job.cluster.address
+        if address is None:
+            zygote = Zygote(Path(config["log_folder"]))  # before all else: what it imports takes longest
+            self._stack.callback(zygote.close)
+            config = {**config, "zygote": zygote.address}
+
         import dask
         from distributed import Client, LocalCluster
 
         self._stack.enter_context(dask.config.set(_DASK_SETTINGS))
-        address = self._job.cluster.address
         try:
             if address is None:
                 cluster = LocalCluster(
@@ -140,6 +162,8 @@ class DaskPlacement:
                 "start one, or leave cluster.address out for a cluster on this machine"
             ) from error
         self._stack.callback(client.close, timeout=5)
+        from openclaw_tasks.gang.worker_plugin import AgentPlugin
+
         plugin = AgentPlugin(config, own_workers=address is None)
         client.register_plugin(plugin, name=plugin.name)
         self._stack.callback(_unregister, client, plugin.name)
@@ -170,37 +194,6 @@ _DASK_SETTINGS = {
     "distributed.worker.daemon": False,
     "distributed.comm.timeouts.connect": "15s",
 }
-
-
-def _plugin_base() -> type:
-    from distributed import WorkerPlugin
-
-    return WorkerPlugin
-
-
-class AgentPlugin(_plugin_base()):  # type: ignore[misc]
-    """Holds an agent beside each Dask worker. Travels through the scheduler, so it carries no secret: the agent reads
-    the run's token from the file that `config` names."""
-
-    def __init__(self, config: dict[str, Any], *, own_workers: bool) -> None:
-        self._config = config
-        self._own_workers = own_workers
-        self._keeper: AgentKeeper | None = None
-        self.name = f"openclaw-{config['name']}"
-
-    def setup(self, worker: Any) -> None:
-        """Start the agent; a worker that the nanny has restarted comes here again."""
-        if self._own_workers:
-            # As `_ctrl_c_kept_away` says; also what came while the worker started is forgotten by this.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-        self._keeper = AgentKeeper(str(worker.name), Path(self._config["log_folder"]))
-        self._keeper.serve(self._config)
-
-    async def teardown(self, worker: Any) -> None:
-        """End the agent with its worker."""
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            await asyncio.to_thread(keeper.close)
 
 
 def _unregister(client: Any, name: str) -> None:

@@ -16,7 +16,7 @@ from commands import Started
 from distributed import Client, LocalCluster
 from drills import Drills, sample_of
 
-from openclaw_tasks.gang.placing import AgentPlugin
+from openclaw_tasks.gang.worker_plugin import AgentPlugin
 
 pytestmark = [pytest.mark.chaos, pytest.mark.flow]
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
-import psutil
 import pytest
 from gang_runs import GangRuns, Scene, assert_exact, wait_until_gone, world_sizes
+
+from openclaw_tasks.gang.placing import WarmAgents
 
 pytestmark = pytest.mark.chaos
 
 SLOWLY = {"pause_seconds": 0.002}
-
-
-def _launcher_of(agent: int) -> int:
-    (launcher,) = psutil.Process(agent).children()
-    return launcher.pid
 
 
 def test_an_agent_that_is_killed_is_replaced_and_its_replacement_is_at_work(gang: GangRuns) -> None:
@@ -42,15 +39,13 @@ def test_an_agent_killed_from_outside_takes_its_rank_along(gang: GangRuns) -> No
     def kill(scene: Scene) -> None:
         scene.wait("step", step=5)
         scene.pass_a_moment()
-        agent = scene.agents()[1]
-        pids.extend([agent, *(child.pid for child in psutil.Process(agent).children(recursive=True))])
-        scene.strike(agent)
+        pids.extend([scene.agent(1), scene.launcher(1), scene.pid(1)])
+        scene.strike(scene.agent(1))
 
     job = gang.job("Everything", workers=2, recipe_args=SLOWLY, steps=24)
     outcome = gang.run(job, disturb=kill)
     assert_exact(outcome)
     assert len(outcome.of("agent-lost")) == 1
-    assert len(pids) == 3  # agent, launcher, rank
     wait_until_gone(pids, 2.0)
 
 
@@ -60,7 +55,7 @@ def test_a_launcher_that_is_killed_costs_its_place_only(gang: GangRuns) -> None:
     def kill(scene: Scene) -> None:
         scene.wait("step", step=5)
         scene.pass_a_moment()
-        scene.strike(_launcher_of(scene.agents()[1]))
+        scene.strike(scene.launcher(1))
 
     job = gang.job("Everything", workers=2, recipe_args=SLOWLY, steps=24)
     outcome = gang.run(job, disturb=kill)
@@ -162,3 +157,21 @@ def test_an_agent_killed_as_the_run_ends_changes_nothing(gang: GangRuns) -> None
         scene.strike(gang.rng.choice(scene.agents()))
 
     assert_exact(gang.run(gang.job(workers=3), disturb=kill))
+
+
+def test_without_the_hosts_zygote_an_agent_starts_one_of_its_own(gang: GangRuns, tmp_path: Path) -> None:
+    """Ranks go on when it is killed; the next agent does not find it, and does without."""
+
+    def kill(scene: Scene) -> None:
+        scene.wait("step", step=5)
+        scene.strike(agents.zygote_pid)
+        scene.strike(scene.agent(1))
+        scene.wait("agent-lost")
+        scene.wait_for_newcomers()
+        scene.hurry()
+
+    with WarmAgents(tmp_path / "agents") as agents:
+        job = gang.job("Everything", workers=2, recipe_args=gang.crawl(), steps=120, segment_steps=24)
+        outcome = GangRuns(agents, tmp_path, gang.rng).run(job, disturb=kill)
+    assert_exact(outcome)
+    assert outcome.causes() == ["start", "agent lost", "join"]

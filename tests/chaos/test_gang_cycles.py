@@ -37,7 +37,7 @@ def settled_holdings(gang: GangRuns) -> Holdings:
     while time.monotonic() - since < SETTLE_SECONDS:
         assert time.monotonic() < deadline, f"still changing: {found}"
         agents = gang.agents.pids()
-        launchers = [psutil.Process(agent).children()[0].pid for agent in agents]
+        launchers = [child.pid for child in psutil.Process(gang.agents.zygote_pid).children()]
         now = [holdings(pid) for pid in (os.getpid(), *agents, *launchers)]
         if now != found:
             found, since = now, time.monotonic()

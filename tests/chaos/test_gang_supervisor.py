@@ -54,7 +54,7 @@ def wait_for_event(job: TrainJob, process: subprocess.Popen[bytes], kind: str, a
 
 
 def kill(process: subprocess.Popen[bytes]) -> list[int]:
-    """End it without notice; its agents, launchers and ranks."""
+    """End it without notice; its agents, zygote, launchers and ranks."""
     pids = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -76,7 +76,7 @@ def test_a_killed_supervisor_costs_no_step(gang: GangRuns, tmp_path: Path, attem
         time.sleep(gang.rng.uniform(0.0, 0.2))  # any moment of a step
         begun = time.monotonic()
         pids = kill(process)
-        assert len(pids) == 6  # two agents, two launchers, two ranks
+        assert len(pids) == 7  # two agents, the zygote, two launchers, two ranks
         wait_until_gone(pids, GONE_SECONDS)
     print(f"everything was gone after {time.monotonic() - begun:.2f} s")
     reached = max(map(int, trace.read_text().split()))

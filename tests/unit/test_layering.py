@@ -30,7 +30,8 @@ def test_the_layers_contracts_hold() -> None:
         ("openclaw_tasks.gang.agent", ("torch", "prefect", "dask", "distributed")),
         ("openclaw_tasks.gang.keeper", ("torch", "prefect", "dask", "distributed", "numpy")),
         # Loaded in every Dask worker.
-        ("openclaw_tasks.gang.placing", ("torch", "prefect")),
+        ("openclaw_tasks.gang.worker_plugin", ("torch", "prefect", "pydantic")),
+        ("openclaw_tasks.gang.zygote", ("torch", "numpy", "prefect", "dask", "distributed")),
         ("openclaw_tasks.gang.supervisor", ("torch", "prefect", "dask", "distributed")),
         ("openclaw_tasks.recovery.machine", ("torch", "prefect", "dask", "distributed", "numpy", "pydantic")),
     ],
