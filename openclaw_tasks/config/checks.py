@@ -18,6 +18,14 @@ _MAX_DEPTH: Final = 64
 _MAX_INTEGER: Final = 2**63
 
 
+def check_address(address: str) -> str:
+    """`address` of a scheduler, HOST:PORT at its end, as it is. Raises ValueError with the remedy."""
+    port = int(address.rpartition(":")[2])
+    if not 1 <= port <= 65535:
+        raise ValueError(f"there is no port {port}; name one from 1 to 65535")
+    return address
+
+
 def check_target(url: str) -> str:
     """`url` of a storage target in its plain form. Raises ValueError with the remedy."""
     if has_credentials(url):

@@ -23,19 +23,8 @@ _PATH_KEY_ENDINGS: Final = ("_path", "_dir", "_file")
 _PATH_START: Final = re.compile(r"\.{1,2}/|\.{1,2}$|~[A-Za-z0-9._-]*/|~$", re.ASCII)
 
 _MAX_VALUES: Final = 100_000
+_MAX_CHARACTERS: Final = 1_000_000
 _MAX_DEPTH: Final = 64
-
-
-def expand(value: Any, key: KeyPath, folder: Path) -> Any:
-    """`value` with every string in it expanded, as the job's key `key` takes it; nothing in it is shared.
-
-    `$NAME` and `${NAME}` come from the environment (`$$` is a dollar; OPENCLAW_HOME has its default), then a
-    leading `~` is a home folder. Relative paths of `file://` targets, and of `recipe_args` that are paths
-    (under `data`, `path`, or a key ending in `_path`, `_dir` or `_file`; or text that begins with `./`, `../`
-    or a home folder), become absolute from `folder`. Raises JobError naming the key: an undefined variable, an unknown
-    home, a value too deep or too large (aliases of aliases).
-    """
-    return _Expansion(folder).expand(value, key)
 
 
 def dotted(key: KeyPath) -> str:
@@ -53,12 +42,23 @@ def _plain(part: object) -> str:
     return part if isinstance(part, str) and re.fullmatch(r"[\w-]{1,60}", part) else show(part)
 
 
-class _Expansion:
+class Expansion:
+    """Expands the values of one document, which together have one bound."""
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._num_values = 0
+        self._num_characters = 0
 
     def expand(self, value: Any, key: KeyPath) -> Any:
+        """`value` with every string in it expanded, as the job's key `key` takes it; nothing in it is shared.
+
+        `$NAME` and `${NAME}` come from the environment (`$$` is a dollar; OPENCLAW_HOME has its default), then a
+        leading `~` is a home folder. Relative paths of `file://` targets, and of `recipe_args` that are paths
+        (under `data`, `path`, or a key ending in `_path`, `_dir` or `_file`; or text that begins with `./`, `../`
+        or a home folder), become absolute from the folder. Raises JobError naming the key: an undefined variable, an
+        unknown home, a value too deep, or a document too large (aliases of aliases).
+        """
         self._num_values += 1
         if self._num_values > _MAX_VALUES:
             raise JobError(f"{dotted(key[:2])}: more than {_MAX_VALUES} values; name a file that holds them")
@@ -73,7 +73,8 @@ class _Expansion:
         return value
 
     def _expand_text(self, text: str, key: KeyPath) -> str:
-        text = _VARIABLE.sub(lambda match: _variable(match, key), text)
+        self._count(len(text), key)
+        text = _VARIABLE.sub(lambda match: self._variable(match, key), text)
         if text.startswith(FILE_SCHEME):
             if has_credentials(text):  # before the text becomes part of a path
                 raise JobError(f"{dotted(key)}={show(text)}: {CREDENTIALS_REMEDY}")
@@ -82,6 +83,17 @@ class _Expansion:
         is_path = key[:1] == ("recipe_args",) and _names_path(key, text)
         text = _home_of(text, key, must_exist=is_path)
         return self._absolute(text) if is_path and "://" not in text else text
+
+    def _variable(self, match: re.Match[str], key: KeyPath) -> str:
+        value = _variable(match, key)
+        self._count(len(value), key)
+        return value
+
+    def _count(self, num_characters: int, key: KeyPath) -> None:
+        """One long text behind many aliases is small until it is written out."""
+        self._num_characters += num_characters
+        if self._num_characters > _MAX_CHARACTERS:
+            raise JobError(f"{dotted(key[:2])}: more than {_MAX_CHARACTERS} characters; name a file that holds them")
 
     def _absolute(self, path: str) -> str:
         # Keeps "..": collapsing it by text would go elsewhere through a linked folder.

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from openclaw_tasks.config.processes import mark_of
 from openclaw_tasks.config.text import show, suggest
 from openclaw_tasks.errors import DamagedError, JobError
 
@@ -50,6 +51,14 @@ class RunEntry:
     steps: int
     updated: str
     """Wall time in UTC, ISO 8601."""
+    process: str
+    """The process that wrote this (see `mark_of`): of a run in state "running" the one that trains it."""
+
+    @property
+    def standing(self) -> str:
+        """The state, seen from now: a process that was killed could not write that it is gone."""
+        is_gone = self.state == "running" and mark_of(int(self.process.split()[1])) != self.process
+        return "interrupted" if is_gone else self.state
 
 
 def write_entry(job: TrainJob, *, state: str, step: int) -> RunEntry:
@@ -62,6 +71,7 @@ def write_entry(job: TrainJob, *, state: str, step: int) -> RunEntry:
         step=step,
         steps=job.steps,
         updated=datetime.now(UTC).isoformat(timespec="seconds"),
+        process=mark_of(os.getpid()) or "",
     )
     path = _entry_path(job.run)
     try:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from openclaw_tasks.config.checks import check_plain, check_target, check_targets_apart
+from openclaw_tasks.config.checks import check_address, check_plain, check_target, check_targets_apart
 from openclaw_tasks.config.expand import FILE_SCHEME
 from openclaw_tasks.config.home import RUN_NAME, run_folder
 from openclaw_tasks.config.problems import ConflictError, describe
@@ -21,7 +21,7 @@ from openclaw_tasks.config.source import (
     read_overrides,
     read_yaml_file,
 )
-from openclaw_tasks.config.text import show
+from openclaw_tasks.config.text import show, show_path
 from openclaw_tasks.config.units import Duration, Size
 from openclaw_tasks.errors import JobError
 
@@ -60,11 +60,10 @@ class ClusterConfig(_Section):
 
     workers: int = Field(default=2, ge=1, le=4096, examples=[2])
     """Workers to start with; one rank each."""
-    address: str | None = Field(
-        default=None,
-        pattern=r"^((tcp|tls|ws|wss|ucx)://)?[^\s/@]+:[0-9]{1,5}$",
-        examples=["tcp://10.0.0.1:8786"],
-    )
+    address: (
+        Annotated[str, Field(pattern=r"^((tcp|tls|ws|wss|ucx)://)?[^\s/@]+:[0-9]{1,5}$"), AfterValidator(check_address)]
+        | None
+    ) = Field(default=None, examples=["tcp://10.0.0.1:8786"])
     """Address of a Dask scheduler; without one, a cluster on this machine is started."""
     host: str = Field(default="127.0.0.1", pattern=r"^[A-Za-z0-9_.:%-]{1,253}$", examples=["127.0.0.1"])
     """Interface (its address or host name) that agents and ranks bind to."""
@@ -167,10 +166,10 @@ class TrainJob(_Section):
         overrides = read_overrides(set)
         document = read_yaml_file(file.path)
         if "folder" in document:
-            raise JobError(f"{file.path}: unknown key 'folder'; remove it: it is the file's own folder")
+            raise JobError(f"{show_path(file.path)}: unknown key 'folder'; remove it: it is the file's own folder")
         expanded = expand_document(document, file)
         apply_overrides(expanded, overrides, file.folder)
-        return cls._validated({**expanded, "folder": str(file.folder)}, str(file.path))
+        return cls._validated({**expanded, "folder": str(file.folder)}, show_path(file.path))
 
     @classmethod
     def parse(

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from openclaw_tasks.config.expand import dotted, expand
-from openclaw_tasks.config.text import one_line, show, suggest
+from openclaw_tasks.config.expand import Expansion, dotted
+from openclaw_tasks.config.text import one_line, show, show_path, suggest
 from openclaw_tasks.config.yaml_source import parse_yaml
 from openclaw_tasks.errors import JobError
 
 SHIPPED_FOLDER: Final = Path(__file__).parent.parent / "jobs"
 
-_MAX_FILE_BYTES: Final = 1_000_000
+_MAX_FILE_BYTES: Final = 300_000
 
 
 class JobFile(NamedTuple):
@@ -52,13 +52,13 @@ def locate_job(name: str | os.PathLike[str]) -> JobFile:
         path = Path(text).absolute()
     if not _exists(path):
         nearest = suggest(text, shipped_jobs())
-        raise JobError(f"JOB={show(text)} is no file; correct the path, or name a shipped job ({nearest})")
+        raise JobError(f"JOB='{show_path(text)}' is no file; correct the path, or name a shipped job ({nearest})")
     return JobFile(path, path.parent)
 
 
 def read_yaml_file(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file, its keys text. Raises JobError naming file, place and remedy."""
-    source = show(str(path)).strip("'\"")
+    source = show_path(path)
     document = parse_yaml(_read_text(path, source), source)
     if document is None:
         raise JobError(f"{source} is empty; a job needs at least run, recipe, steps and global_batch")
@@ -70,10 +70,11 @@ def read_yaml_file(path: Path) -> dict[str, Any]:
 
 def expand_document(document: Mapping[str, Any], file: JobFile) -> dict[str, Any]:
     """`document` of `file` with everything that the place decides filled in. Raises JobError."""
+    expansion = Expansion(file.folder)
     try:
-        return {name: expand(value, (name,), file.folder) for name, value in document.items()}
+        return {name: expansion.expand(value, (name,)) for name, value in document.items()}
     except JobError as error:
-        raise JobError(f"{file.path}: {error}") from None
+        raise JobError(f"{show_path(file.path)}: {error}") from None
 
 
 def read_overrides(given: Mapping[str, object] | Sequence[str]) -> tuple[Override, ...]:
@@ -93,6 +94,7 @@ def read_overrides(given: Mapping[str, object] | Sequence[str]) -> tuple[Overrid
 
 def apply_overrides(document: dict[str, Any], overrides: Sequence[Override], folder: Path) -> None:
     """Put each override's expanded value at its key in `document`, changing it and no mapping inside it."""
+    expansion = Expansion(folder)
     for key, value in overrides:
         section = document
         for depth, name in enumerate(key[:-1]):
@@ -103,7 +105,7 @@ def apply_overrides(document: dict[str, Any], overrides: Sequence[Override], fol
                 )
             section[name] = dict(inner)
             section = section[name]
-        section[key[-1]] = expand(value, key, folder)
+        section[key[-1]] = expansion.expand(value, key)
 
 
 def _read_override(key: object, value: object) -> Override:
@@ -129,8 +131,9 @@ def _read_text(path: Path, source: str) -> str:
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
-            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
-            raise JobError(f"{source} is {kind}; name a job file, such as {source.rstrip('/')}/job.yaml")
+            if stat.S_ISDIR(status.st_mode):
+                raise JobError(f"{source} is a folder; name a job file, such as {source.rstrip('/')}/job.yaml")
+            raise JobError(f"{source} is no regular file; name a job file")
         if status.st_size > _MAX_FILE_BYTES:
             raise JobError(f"{source} has {status.st_size} bytes; a job file has at most {_MAX_FILE_BYTES}")
         data = path.read_bytes()

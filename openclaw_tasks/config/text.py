@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterable
 from typing import Final
@@ -11,6 +12,7 @@ from typing import Final
 _USER_INFO: Final = re.compile(r"(?<=://)[^\s/@'\"]+@")
 _SECRET_QUERY: Final = re.compile(r"(?i)([?&][^=&\s]*(?:key|secret|token|password|signature)[^=&\s]*=)[^&\s'\"]+")
 _SHOWN_CHARACTERS: Final = 100
+_SHOWN_OF_A_PATH: Final = 300
 
 
 CREDENTIALS_REMEDY: Final = (
@@ -40,11 +42,24 @@ def show(value: object) -> str:
     return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}..."
 
 
+def show_path(path: str | os.PathLike[str]) -> str:
+    """A path on one line, redacted; of one that is very long, both ends: the last part is the file's name."""
+    shown = redact(_escaped(os.fspath(path)))
+    if len(shown) <= _SHOWN_OF_A_PATH:
+        return shown
+    half = _SHOWN_OF_A_PATH // 2
+    return f"{shown[:half]}...{shown[-half:]}"
+
+
 def one_line(text: str) -> str:
     """`text` with line breaks and runs of space as single spaces, and anything unprintable escaped."""
+    return _escaped(" ".join(text.split()))
+
+
+def _escaped(text: str) -> str:
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
-        for character in " ".join(text.split())
+        for character in text
     )
 
 

@@ -38,6 +38,7 @@ _PATTERNS: Final = {
     _MERGE: (re.compile(r"<<"), ["<"]),
 }
 _MAX_INTEGER_CHARACTERS: Final = 64
+_MAX_MERGED_KEYS: Final = 10_000
 
 
 def parse_yaml(text: str, source: str) -> Any:
@@ -47,7 +48,7 @@ def parse_yaml(text: str, source: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise JobError(f"{source}{place}: {one_line(error.problem or 'not YAML')}; {_remedy(error)}") from None
+        raise JobError(f"{source}{place}: {_problem(error)}") from None
     except yaml.YAMLError as error:
         raise JobError(f"{source}: {one_line(str(error).split(chr(10), 1)[0])}; write plain YAML text") from None
     except (
@@ -59,10 +60,14 @@ def parse_yaml(text: str, source: str) -> Any:
         raise JobError(f"{source}: nested too deeply; write at most some dozens of levels") from None
 
 
-def _remedy(error: yaml.MarkedYAMLError) -> str:
+def _problem(error: yaml.MarkedYAMLError) -> str:
+    """What is wrong, and the remedy."""
+    if "single document" in (error.context or ""):
+        return "more than one document; keep one of them"
+    problem = one_line(error.problem or "not YAML")
     if isinstance(error, _RefusedError):
-        return error.remedy
-    return "correct the YAML there (a missing quote, bracket, colon or indent?)"
+        return f"{problem}; {error.remedy}"
+    return f"{problem}; correct the YAML there (a missing quote, bracket, colon or indent?)"
 
 
 class _RefusedError(yaml.constructor.ConstructorError):
@@ -78,6 +83,8 @@ class _StrictLoader(yaml.SafeLoader):
 
     All constructors are deep: so PyYAML itself refuses a value that contains itself.
     """
+
+    num_merged_keys = 0
 
 
 def _construct_null(loader: _StrictLoader, node: yaml.Node) -> None:
@@ -118,7 +125,7 @@ def _construct_map(loader: _StrictLoader, node: yaml.Node) -> dict[str, Any]:
     for key_node, value_node in node.value:
         value = loader.construct_object(value_node, deep=True)
         if key_node.tag == _MERGE:
-            merged = {**_merge_sources(value, value_node), **merged}
+            merged = {**_merge_sources(loader, value, value_node), **merged}
             continue
         key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, str):
@@ -129,12 +136,15 @@ def _construct_map(loader: _StrictLoader, node: yaml.Node) -> dict[str, Any]:
     return {**merged, **given}
 
 
-def _merge_sources(value: Any, node: yaml.Node) -> dict[str, Any]:
+def _merge_sources(loader: _StrictLoader, value: Any, node: yaml.Node) -> dict[str, Any]:
     sources = value if isinstance(value, list) else [value]
     merged: dict[str, Any] = {}
     for source in sources:
         if not isinstance(source, dict):
             raise _RefusedError("'<<' merges no mapping", node.start_mark, "name a mapping's anchor after it")
+        loader.num_merged_keys += len(source)
+        if loader.num_merged_keys > _MAX_MERGED_KEYS:
+            raise _RefusedError(f"'<<' merges more than {_MAX_MERGED_KEYS} keys", node.start_mark, "merge fewer")
         merged = {**source, **merged}
     return merged
 

@@ -33,12 +33,12 @@ class Gang:
         self._job = job
         self._placement = placement
         token = secrets.token_hex(32)
+        self._supervisor = Supervisor(job, events, bytes.fromhex(token), faults)  # first: it may refuse
         folder = run_folder(job.run)
         folder.mkdir(parents=True, exist_ok=True)
         self._token_file = folder / f"token-{os.getpid()}-{secrets.token_hex(4)}"
         with os.fdopen(os.open(self._token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(token)
-        self._supervisor = Supervisor(job, events, bytes.fromhex(token), faults)
         self.board = self._supervisor.board
         self._writer: RunWriter | None = None
         self._gangs_lost: set[tuple[int, str]] = set()  # (step, cause) of each loss of every rank

@@ -9,6 +9,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from openclaw_tasks.collectives.forming import family_of
+from openclaw_tasks.errors import UsageError
 from openclaw_tasks.gang.wire import Frame, Wire, WireClosed
 
 _BEAT_SECONDS = 0.5
@@ -34,7 +36,10 @@ class _Link:
 
 
 class Reception:
-    """Used by the supervisor's thread alone; `selector` calls back into it."""
+    """Used by the supervisor's thread alone; `selector` calls back into it.
+
+    Raises UsageError where `host` is not this machine's.
+    """
 
     def __init__(
         self, host: str, token: bytes, lease_seconds: float, selector: selectors.BaseSelector, owner: Host
@@ -43,7 +48,14 @@ class Reception:
         self._lease_seconds = lease_seconds
         self._selector = selector
         self._owner = owner
-        self._listener = socket.create_server((host, 0))
+        try:
+            self._listener = socket.create_server((host, 0), family=family_of(host))
+        except OSError as error:
+            reason = str(error.strerror).partition(" (while ")[0]  # Python says once more what it tried
+            raise UsageError(
+                f"cluster.host={host!r} cannot be bound to ({reason}); "
+                "name an address or a host name of this machine, such as 127.0.0.1"
+            ) from error
         self._listener.setblocking(False)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._strangers: set[Wire] = set()
