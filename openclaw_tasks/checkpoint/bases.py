@@ -74,7 +74,7 @@ def build_base(
     return BuiltBase(manifest, tuple(striped), total)
 
 
-def fetch_object(code: Code, manifest: BaseManifest, entry: BaseObject, order: Sequence[int]) -> Steps[bytes]:
+def fetch_object(code: Code, manifest: BaseManifest, entry: BaseObject, order: Sequence[int]) -> Steps[memoryview]:
     """One object of a base, its own digest checked. Raises as `fetch`."""
     fetched = yield from fetch(code, manifest.run, manifest.object_name(entry), entry.payload_digest, order)
     data = unpack_object(fetched.rebuilt.payload)

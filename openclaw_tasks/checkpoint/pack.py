@@ -49,17 +49,17 @@ def pack_group(records: Sequence[Buffer], *, planes: int) -> bytes:
     return b"".join([header.to_bytes(), *compressed, compressor.flush()])
 
 
-def unpack_group(payload: Buffer) -> list[bytes]:
-    """The records of `pack_group`.
+def unpack_group(payload: Buffer) -> list[memoryview]:
+    """The records of `pack_group`, as read-only views of one buffer.
 
     DamagedError if the payload is not one, UsageError if it is of a later format.
     """
     header, frame = _read_header(memoryview(payload).cast("B"))
     packed = _decompress(frame, sum(header.lengths))
-    body = memoryview(_join_planes(packed, header.planes, header.plane_bytes))
+    body = memoryview(_join_planes(packed, header.planes, header.plane_bytes)).toreadonly()
     records = []
     for length in header.lengths:
-        records.append(bytes(body[:length]))
+        records.append(body[:length])
         body = body[length:]
     return records
 
@@ -69,8 +69,8 @@ def pack_object(data: Buffer, *, planes: int = 4) -> bytes:
     return pack_group([data], planes=planes)
 
 
-def unpack_object(payload: Buffer) -> bytes:
-    """The object of `pack_object`. Raises as `unpack_group`."""
+def unpack_object(payload: Buffer) -> memoryview:
+    """The object, read-only, of `pack_object`. Raises as `unpack_group`."""
     records = unpack_group(payload)
     if len(records) != 1:
         raise DamagedError(f"payload holds {len(records)} records in place of one object")

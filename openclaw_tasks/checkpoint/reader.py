@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from openclaw_tasks.storage.targets import TargetSet
 
 PIN_RENEWAL_SECONDS = 10.0
+_GROUPS_AHEAD = 2  # reading and checking one takes longer than applying it
 _LOOKS = 5
 _PAUSE_SECONDS = 0.3
 
@@ -58,6 +61,7 @@ class RunReader:
             self._history = self._look(self._pin.pin)
         self.warnings = [self._with_url(note) for note in self._history.notes]
         self._warned: set[int] = set()
+        self._noting = threading.Lock()  # groups are read by several threads
         self._passed_over: set[BaseRef] = set()
 
     @property
@@ -102,13 +106,13 @@ class RunReader:
 
     def read_base(
         self, base: BaseRef, *, fewest: bool = False
-    ) -> tuple[dict[str, bytes], dict[str, Any], BaseManifest]:
+    ) -> tuple[dict[str, memoryview], dict[str, Any], BaseManifest]:
         """(objects, plain, manifest); `fewest`: from k stripes with as much parity among them as there is.
 
         Raises DataLossError, DamagedError; NotDurableError when targets that do not answer would be needed.
         """
         manifest = self.manifest(base)
-        objects: dict[str, bytes] = {}
+        objects: dict[str, memoryview] = {}
         for entry in manifest.objects:
             steps = fetch_object(self._code, manifest, entry, self._order(fewest))
             objects[entry.name] = driver.run(steps, self._targets)
@@ -141,18 +145,19 @@ class RunReader:
         return found[::-1]
 
     def records(self, first: int, last: int, *, fewest: bool = False) -> Iterator[Record]:
-        """Parsed records of steps first..last in order; the next group is read while one is used.
+        """Parsed records of steps first..last in order; the next groups are read while one is used.
 
         Raises DataLossError and DamagedError naming the steps and group; NotDurableError as `read_base`.
         """
         wanted = self._groups_of(first, last)
         order = self._order(fewest)
-        with ThreadPoolExecutor(1, "read-group") as pool:
-            ahead: list[Future[list[Record]]] = [pool.submit(self._read_group, ref, order) for ref, _ in wanted[:1]]
-            for number, (_, until) in enumerate(wanted):
-                records = ahead.pop().result()
-                if number + 1 < len(wanted):
-                    ahead.append(pool.submit(self._read_group, wanted[number + 1][0], order))
+        with ThreadPoolExecutor(_GROUPS_AHEAD, "read-group") as pool:
+            reading: deque[Future[list[Record]]] = deque()
+            unread = iter(wanted)
+            for _, until in wanted:
+                for ref, _ in itertools.islice(unread, 1 + _GROUPS_AHEAD - len(reading)):
+                    reading.append(pool.submit(self._read_group, ref, order))
+                records = reading.popleft().result()
                 yield from (record for record in records if first <= record.step <= min(until, last))
 
     def close(self) -> None:
@@ -251,10 +256,11 @@ class RunReader:
 
     def _note_bad(self, what: str, fetched: Fetched) -> None:
         """A line for each target that failed us, once."""
-        for target, problem in sorted(fetched.rebuilt.bad.items()):
-            if target not in self._warned:
-                self._warned.add(target)
-                self.warnings.append(self._with_url(f"target {target}: {what}: {problem}"))
+        with self._noting:
+            for target, problem in sorted(fetched.rebuilt.bad.items()):
+                if target not in self._warned:
+                    self._warned.add(target)
+                    self.warnings.append(self._with_url(f"target {target}: {what}: {problem}"))
 
     def _order(self, fewest: bool) -> list[int]:
         """Targets in the order to ask: data stripes first, or parity first; absent ones last."""

@@ -1,20 +1,15 @@
-"""The training process of `overhead`: on a core of its own, takes steps in the loops that it is asked for.
-
-One request and one answer a line, in JSON, on standard input and output. The first request says what to train.
-"""
+"""The training process of `overhead`: on a core of its own, takes steps in the loops that it is asked for."""
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 
+from bench.overhead_process import Answer, AskedProcess, answer_all
 from openclaw_tasks.config.job import TrainJob
 
 if TYPE_CHECKING:
@@ -28,79 +23,56 @@ class Cores(NamedTuple):
     rest: int
 
 
-class TrainingProcess:
-    """The other end: starts the process, asks it, ends it."""
+class TrainingProcess(AskedProcess):
+    """The asking end."""
 
     def __init__(self, job: TrainJob, cores: Cores, folder: str, environment: Mapping[str, str]) -> None:
-        """`environment`: a rank's own, which decides how memory and threads are used."""
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.overhead_worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-            text=True,
-            bufsize=1,
-        )
-        self._ask({"job": job.document(), "cores": cores, "folder": folder})
+        super().__init__("bench.overhead_worker", environment)
+        self.ask("begin", job=job.document(), cores=cores, folder=folder)
 
-    def steps(self, loop: str, count: int) -> dict[str, Any]:
+    def steps(self, loop: str, count: int) -> Answer:
         """Take `count` steps in a loop: "seconds" in all, "parts" of the last step."""
-        return self._ask({"loop": loop, "count": count})
+        return self.ask("steps", loop=loop, count=count)
 
     def digest(self, loop: str) -> str:
         """The state's digest in a loop."""
-        digest: str = self._ask({"loop": loop, "count": 0, "digest": True})["digest"]
+        digest: str = self.ask("digest", loop=loop)["digest"]
         return digest
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(json.dumps(request), file=self._process.stdin, flush=True)
-        line = self._process.stdout.readline()
-        assert line, "the training process has died; what it said is above"
-        answer: dict[str, Any] = json.loads(line)
-        return answer
 
-    def __enter__(self) -> Self:
-        return self
+class Worker:
+    """The answering end. Loops are made when they are first asked for."""
 
-    def __exit__(self, *_: object) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.stdout.close()
-        self._process.wait()
+    def __init__(self) -> None:
+        self._loops: dict[str, Loop] = {}
 
+    def answer(self, what: str, loop: str = "", count: int = 0, **how: object) -> Answer:
+        if what == "begin":
+            return self._begin(**how)  # type: ignore[arg-type]
+        asked = self._loop(loop)
+        if what == "digest":
+            return {"digest": asked.training.state.state_digest()}
+        parts: Mapping[str, float] = {}
+        begun = perf_counter()
+        for _ in range(count):
+            parts = asked.step()
+        asked.finish()
+        return {"seconds": perf_counter() - begun, "parts": parts}
 
-def main() -> None:
-    request = json.loads(sys.stdin.readline())
-    cores = Cores(*request["cores"])
-    os.sched_setaffinity(0, {cores.training})  # before torch makes threads
-    from bench.overhead_loops import make_loop
+    def _begin(self, job: dict[str, object], cores: tuple[int, int], folder: str) -> Answer:
+        self._job, self._cores, self._folder = TrainJob.parse(job), Cores(*cores), Path(folder)
+        os.sched_setaffinity(0, {self._cores.training})  # before torch, which is not loaded yet, makes threads
+        # DCP says that it saves in one process, and over what it saved before: both are meant.
+        warnings.filterwarnings("ignore", module=r"torch\.distributed\.checkpoint")
+        return {}
 
-    # DCP says that it saves in one process, and over what it saved before: both are meant.
-    warnings.filterwarnings("ignore", module=r"torch\.distributed\.checkpoint")
-    job, folder = TrainJob.parse(request["job"]), Path(request["folder"])
-    loops: dict[str, Loop] = {}
-    print("{}", flush=True)
-    for line in sys.stdin:
-        request = json.loads(line)
-        name = request["loop"]
-        if name not in loops:
-            loops[name] = make_loop(name, job, folder, set(cores))
-        print(json.dumps(_answer(loops[name], request)), flush=True)
+    def _loop(self, name: str) -> Loop:
+        from bench.overhead_loops import make_loop
 
-
-def _answer(loop: Loop, request: dict[str, Any]) -> dict[str, Any]:
-    if request.get("digest"):
-        return {"digest": loop.training.state.state_digest()}
-    parts: Mapping[str, float] = {}
-    begun = perf_counter()
-    for _ in range(request["count"]):
-        parts = loop.step()
-    loop.finish()
-    return {"seconds": perf_counter() - begun, "parts": parts}
+        if name not in self._loops:
+            self._loops[name] = make_loop(name, self._job, self._folder, set(self._cores))
+        return self._loops[name]
 
 
 if __name__ == "__main__":
-    main()
+    answer_all(Worker().answer)
