@@ -17,6 +17,7 @@ from openclaw_tasks.config.faults import Fault, parse_faults
 from openclaw_tasks.config.home import home, read_entry
 from openclaw_tasks.config.job import TrainJob, compare_fixed
 from openclaw_tasks.config.output_file import check_output_file
+from openclaw_tasks.config.recipe_file import check_recipe_file
 from openclaw_tasks.errors import DataLossError, JobError, RunCancelledError, UsageError
 from openclaw_tasks.observe.events import EventLog, read_events
 from openclaw_tasks.observe.report import Report, fold_report
@@ -60,6 +61,7 @@ def train(
     from openclaw_tasks.steps.server import join_server
 
     check_known_run(job)
+    check_recipe_file(job)
     events = EventLog(job.run)
     runner = TrackerRunner(events, trackers)
     with contextlib.ExitStack() as stack:
@@ -194,8 +196,11 @@ def _absent(job: TrainJob, known: bool) -> Exception:
 
 
 def _check_step(job: TrainJob, reader: RunReader, step: int | None) -> None:
-    if step is not None and not 0 <= step <= reader.last_step:
-        raise JobError(f"--step {step}: run {job.run!r} has steps 0 to {reader.last_step}; choose one of these")
+    first = min((base.step for base in reader.lineage.bases), default=0)
+    if step is not None and not first <= step <= reader.last_step:
+        gone = f" (what lies before step {first} is not kept)" if first else ""
+        steps = f"has steps {first} to {reader.last_step}{gone}"
+        raise JobError(f"--step {step}: run {job.run!r} {steps}; choose one of these")
 
 
 def refuse_shadowed_flows() -> None:

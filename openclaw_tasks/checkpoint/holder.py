@@ -11,7 +11,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from openclaw_tasks.checkpoint import driver, paths
@@ -20,6 +19,7 @@ from openclaw_tasks.checkpoint.commit import highest_claim
 from openclaw_tasks.checkpoint.documents import Holder, Process
 from openclaw_tasks.checkpoint.operations import Replace, Steps, list_everywhere, require
 from openclaw_tasks.checkpoint.run_documents import read_holders
+from openclaw_tasks.config.processes import boot_id, start_ticks
 from openclaw_tasks.errors import RunLiveError, StoreError, StoreTimeoutError
 
 if TYPE_CHECKING:
@@ -32,15 +32,8 @@ _POLL_SECONDS = 0.25
 
 def describe_process(pid: int) -> Process | None:
     """The process `pid` of this host; None when there is none."""
-    try:
-        # The command's name is in parentheses and may hold anything; field 22 counts from the first.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return None
-    if fields[0] in ("Z", "X"):
-        return None
-    return Process(host=socket.gethostname(), boot=boot, pid=pid, started=int(fields[19]))
+    started = start_ticks(pid)
+    return None if started is None else Process(host=socket.gethostname(), boot=boot_id(), pid=pid, started=started)
 
 
 def this_process() -> Process:

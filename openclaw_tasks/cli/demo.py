@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
 from openclaw_tasks import api
-from openclaw_tasks.cli.training import watcher, write_report
-from openclaw_tasks.config.home import home, run_folder
+from openclaw_tasks.cli.training import program, watcher, write_report
+from openclaw_tasks.config.home import forget_entry, home, run_folder
 from openclaw_tasks.config.job import TrainJob
 from openclaw_tasks.config.output_file import check_output_file
 from openclaw_tasks.errors import DigestMismatchError
@@ -42,7 +43,7 @@ def run_demo(set_: Sequence[str], report_file: Path | None, *, as_json: bool, de
     )
     say(f"  on purpose:  {' and '.join(faults)}")
     begun = time.monotonic()
-    with join_server(home(), wait_ready=False) as server:
+    with join_server(home(), wait_ready=False):
         disturbed = api.train(job, faults=faults, watch=watcher(job, debug=debug))
         trained = time.monotonic()
         say()
@@ -53,12 +54,15 @@ def run_demo(set_: Sequence[str], report_file: Path | None, *, as_json: bool, de
             print(disturbed.to_json())
         else:
             _tell_proof(job, disturbed, reference)
-            _tell_places(job, server.ui_url, trained - begun, time.monotonic() - begun)
+            _tell_places(job, trained - begun, time.monotonic() - begun)
     if disturbed.state_digest is None or disturbed.state_digest != reference.state_digest:
         raise DigestMismatchError(
             f"the disturbed run ended with state {disturbed.state_digest}, "
             f"the undisturbed with {reference.state_digest}"
         )
+    # It has served; its log is several times the demo's own.
+    shutil.rmtree(run_folder(reference.run))
+    forget_entry(reference.run)
 
 
 def _reference(job: TrainJob, *, debug: bool) -> Report:
@@ -99,11 +103,11 @@ def _tell_proof(job: TrainJob, disturbed: Report, reference: Report) -> None:
         )
 
 
-def _tell_places(job: TrainJob, ui_url: str, trained_seconds: float, seconds: float) -> None:
+def _tell_places(job: TrainJob, trained_seconds: float, seconds: float) -> None:
     _say()
     _say(f"files      {run_folder(job.run)}")
-    _say(f"weights    openclaw export {job.run} --out demo.safetensors")
-    _say(f"look       openclaw ui   (the server of this demo was {ui_url}; it ends with the demo)")
+    _say(f"weights    {program()} export {job.run} --out demo.safetensors")
+    _say(f"look       {program()} ui")
     _say(f"time       {trained_seconds:.1f} s for the run, {seconds:.1f} s in all")
 
 

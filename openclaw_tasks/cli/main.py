@@ -114,12 +114,12 @@ def runs(set_: SetOption = None, as_json: JsonOption = False, debug: DebugOption
         if entry is not None:
             entries.append(entry)
     if as_json:
-        _print_json([{"run": e.run, "step": e.step, "steps": e.steps, "state": e.state} for e in entries])
+        _print_json([{"run": e.run, "step": e.step, "steps": e.steps, "state": e.standing} for e in entries])
         return
     if not entries:
         print("no runs yet; `openclaw train tiny` makes one")
     for entry in entries:
-        print(f"{entry.run:30} {entry.step:>8} / {entry.steps:<8} {entry.state:12} {entry.updated}")
+        print(f"{entry.run:30} {entry.step:>8} / {entry.steps:<8} {entry.standing:12} {entry.updated}")
 
 
 @app.command()
@@ -141,7 +141,10 @@ def ui(debug: DebugOption = False) -> None:
     from openclaw_tasks.config.home import home
     from openclaw_tasks.steps.server import serve
 
-    serve(home(), lambda url: print(f"Prefect UI: {url}  (Ctrl-C ends it)", flush=True))
+    try:
+        serve(home(), lambda url: print(f"Prefect UI: {url}  (Ctrl-C ends it)", flush=True))
+    except KeyboardInterrupt:  # while it started
+        raise SystemExit(_INTERRUPTED) from None
 
 
 def _tell_proof(proof: Any, text: str, as_json: bool) -> None:

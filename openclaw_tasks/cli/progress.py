@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 
 from openclaw_tasks.config.job import TrainJob
 from openclaw_tasks.observe.events import Event, EventLog
@@ -18,6 +18,7 @@ from openclaw_tasks.observe.narration import narrate
 from openclaw_tasks.observe.wording import format_count
 
 _PLAIN_SECONDS = 2.0
+_WIDE = 110  # columns of a terminal from which on there is room for a bar
 
 
 class Face(Protocol):
@@ -100,15 +101,16 @@ class _Live:
 
     def __init__(self, console: Console, job: TrainJob, stack: contextlib.ExitStack) -> None:
         self._console = console
-        self._bar = Progress(
-            TextColumn("[bold]{task.fields[run]}[/]  {task.fields[stage]:9}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.completed}/{task.total}  {task.fields[text]}"),
+        columns: list[ProgressColumn] = [
             TimeElapsedColumn(),
-            console=console,
-            transient=True,
-        )
-        self._task = self._bar.add_task("", total=job.steps, run=job.run, stage="starting", text="")
+            TextColumn("[bold]{task.fields[run]}[/]  {task.fields[stage]:9}"),
+            TextColumn("{task.fields[text]}"),
+        ]
+        if console.width >= _WIDE:
+            columns.insert(2, BarColumn(bar_width=24))
+        self._bar = Progress(*columns, console=console, transient=True)
+        what = f"the Prefect server, {format_count(job.cluster.workers, 'worker')} with torch"
+        self._task = self._bar.add_task("", total=job.steps, run=job.run, stage="starting", text=what)
         stack.enter_context(self._bar)
 
     def line(self, level: int, text: str) -> None:
@@ -116,7 +118,8 @@ class _Live:
         self._console.print(f"  {text}", style=style, markup=False)
 
     def steps(self, standing: Standing) -> None:
-        self._bar.update(self._task, completed=standing.step, stage=standing.stage, text=standing.text())
+        text = f"{standing.step}/{standing.steps}  {standing.text()}"
+        self._bar.update(self._task, completed=standing.step, stage=standing.stage, text=text)
 
 
 class _Plain:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ from openclaw_tasks.config.faults import parse_faults
 from openclaw_tasks.config.job import TrainJob
 from openclaw_tasks.config.output_file import check_output_file
 from openclaw_tasks.errors import RunError
-from openclaw_tasks.observe.events import EventLog
+from openclaw_tasks.observe.events import EventLog, read_events
 from openclaw_tasks.observe.report import Report
 from openclaw_tasks.observe.wording import format_bytes, format_count
 
@@ -43,9 +44,11 @@ def train_job(
         print(report.to_json())
     elif was_finished:
         print(f"run {job.run!r} is finished: step {report.final_step} of {job.steps}; nothing was done")
+        if checked:
+            print(f"no fault struck: {', '.join(fault.text() for fault in checked)}")
         print(f"weights digest  {report.weights_digest}")
     else:
-        print_result(job, report, time.monotonic() - begun)
+        print_result(job, report, time.monotonic() - begun, first=_first_step(job.run))
 
 
 def write_report(report: Report, file: Path | None) -> None:
@@ -75,7 +78,21 @@ def watcher(job: TrainJob, *, debug: bool) -> api.Watch:
     return watch
 
 
-def print_result(job: TrainJob, report: Report, seconds: float) -> None:
+def _first_step(run: str) -> int:
+    """The first step of the run's newest start."""
+    resumed = [event["resumed_step"] for event in read_events(run) if event["kind"] == "attempt-started"]
+    return int(resumed[-1]) + 1 if resumed else 1
+
+
+def program() -> str:
+    """How this command can be typed again."""
+    ours = Path(sys.argv[0])
+    found = shutil.which(ours.name)
+    is_on_path = found is not None and Path(found).resolve() == ours.resolve()
+    return ours.name if is_on_path else os.path.relpath(ours)
+
+
+def print_result(job: TrainJob, report: Report, seconds: float, *, first: int) -> None:
     """The end of a run, for people."""
     if report.loss.first is not None and report.loss.last is not None:
         print(f"loss            {report.loss.first:.4f} at first, {report.loss.last:.4f} at last")
@@ -86,9 +103,12 @@ def print_result(job: TrainJob, report: Report, seconds: float) -> None:
         )
     if report.log_bytes is not None and report.base_bytes is not None:
         print(f"stored          log {format_bytes(report.log_bytes)}, bases {format_bytes(report.base_bytes)}")
-    print(f"steps           {report.final_step} of {job.steps} in {seconds:.1f} s")
+    if report.degraded_groups:
+        groups = format_count(report.degraded_groups, "group")
+        print(f"degraded        {groups} of steps on fewer targets than the job names: fewer more of these may be lost")
+    print(f"steps           {first} to {report.final_step} of {job.steps} in {seconds:.1f} s")
     print(f"weights digest  {report.weights_digest}")
-    print(f"weights         openclaw export {job.run} --out {job.run}.safetensors")
+    print(f"weights         {program()} export {job.run} --out {job.run}.safetensors")
     if report.verified_steps:
         bases = format_count(len(report.verified_steps), "base")
         print(f"proven          {bases}, the last at step {report.verified_steps[-1]}")

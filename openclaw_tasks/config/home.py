@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from openclaw_tasks.config.processes import mark_of
+from openclaw_tasks.config.processes import is_known_gone, mark_of
 from openclaw_tasks.config.text import show, suggest
 from openclaw_tasks.errors import DamagedError, JobError
 
@@ -57,8 +57,7 @@ class RunEntry:
     @property
     def standing(self) -> str:
         """The state, seen from now: a process that was killed could not write that it is gone."""
-        is_gone = self.state == "running" and mark_of(int(self.process.split()[1])) != self.process
-        return "interrupted" if is_gone else self.state
+        return "interrupted" if self.state == "running" and is_known_gone(self.process) else self.state
 
 
 def write_entry(job: TrainJob, *, state: str, step: int) -> RunEntry:
@@ -106,6 +105,11 @@ def read_entry(run: str) -> RunEntry | None:
     if entry.run != run or not isinstance(entry.job, dict):
         raise DamagedError(f"{path} is not the entry of run {run!r}; remove it, and name the run by its job file")
     return entry
+
+
+def forget_entry(run: str) -> None:
+    """Take `run` out of the index."""
+    _entry_path(run).unlink(missing_ok=True)
 
 
 def known_runs() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 
@@ -21,6 +22,12 @@ def start_ticks(pid: int) -> int | None:
 
 
 def mark_of(pid: int) -> str | None:
-    """A text that no other process of this host ever has; None when it has ended."""
+    """A text that no other process ever has; None when it has ended."""
     ticks = start_ticks(pid)
-    return None if ticks is None else f"{boot_id()} {pid} {ticks}"
+    return None if ticks is None else f"{socket.gethostname()} {boot_id()} {pid} {ticks}"
+
+
+def is_known_gone(mark: str) -> bool:
+    """Whether the process of that mark ran on this host and does not any more."""
+    host, _, pid, _ = mark.split()
+    return host == socket.gethostname() and mark_of(int(pid)) != mark

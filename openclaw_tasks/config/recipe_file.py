@@ -1,4 +1,4 @@
-"""Looking at the file that a recipe's name means, without importing it: slips are told at once, before anything starts."""
+"""Looking at a recipe's file without importing it, so that slips are told before anything starts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def check_recipe_file(job: TrainJob) -> None:
         return
     spec = importlib.machinery.PathFinder.find_spec(name, [*sys.path, *([job.folder] if job.folder else [])])
     if spec is None:
-        if name not in sys.builtin_module_names and all(finder.find_spec(name, None) is None for finder in sys.meta_path):
+        if name not in sys.builtin_module_names and all(
+            finder.find_spec(name, None) is None for finder in sys.meta_path
+        ):
             raise no_such_module(name, job.folder)
         return
     if not isinstance(spec.loader, importlib.machinery.SourceFileLoader) or spec.origin is None:

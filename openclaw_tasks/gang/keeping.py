@@ -221,7 +221,8 @@ class Keeping:
     def _note_missing(self, missing: Mapping[int, str]) -> None:
         """Tell once of each target that is gone, and of its return."""
         for index in sorted(missing.keys() - self._missing):
-            self._events.emit("storage", target=index, problem=missing[index])
+            spare = self._job.store.redundancy - len(missing)
+            self._events.emit("storage", target=index, problem=missing[index], spare=spare)
         for index in sorted(self._missing - missing.keys()):
             self._events.emit("storage", target=index, problem=None)
         self._missing = set(missing)

@@ -148,6 +148,8 @@ class DaskPlacement:
                     processes=True,
                     memory_limit=0,  # a worker only holds an agent's pipe; ranks are not its children
                     dashboard_address=None,
+                    # Its scheduler serves HTTP all the same: on a free port, as other clusters may have 8787.
+                    scheduler_kwargs={"dashboard_address": f"{self._job.cluster.host}:0"},
                     host=self._job.cluster.host,
                     silence_logs=logging.CRITICAL,
                 )
@@ -155,6 +157,13 @@ class DaskPlacement:
                 client = Client(cluster, set_as_default=False)
             else:
                 client = Client(address, timeout=_CONNECT_SECONDS, set_as_default=False)
+        except RuntimeError as error:
+            # From None: the nannies' own tracebacks, of each worker, say the same at length.
+            self._stack.close()
+            raise UsageError(
+                f"the Dask workers on this machine did not start ({error}); if your script calls train() while it is "
+                'imported, put the call under `if __name__ == "__main__":`'
+            ) from None
         except OSError as error:
             self._stack.close()
             raise UsageError(

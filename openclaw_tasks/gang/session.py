@@ -56,6 +56,7 @@ class Session:
         self.job = job
         self.events = events
         self.gang = Gang(job, placement, events, tuple(faults))
+        self._faults = tuple(faults)
         self._accept_new_data = accept_new_data
         self._stack = contextlib.ExitStack()
         self._threads = ThreadPoolExecutor(2, "session")
@@ -84,8 +85,13 @@ class Session:
             self.events.emit("stage", **stage)
         for warning in claimed.warnings:
             self.events.emit("warning", text=warning)
+        spare = self.job.store.redundancy - len(claimed.missing)
         for index, why in claimed.missing.items():
-            self.events.emit("storage", target=index, problem=why)
+            self.events.emit("storage", target=index, problem=why, spare=spare)
+        for fault in self._faults:
+            if fault.step <= self.resumed_step:
+                text = f"fault {fault.text()} will not strike: step {fault.step} is behind this start"
+                self.events.emit("warning", text=text)
         self.gang.board.update(lambda facts: setattr(facts, "missing_targets", frozenset(claimed.missing)))
         self.gang.begin(writer)
 
@@ -230,9 +236,12 @@ class Session:
 
     def _end_early(self, writer: RunWriter, error: BaseException) -> None:
         """An error, Ctrl-C, SIGTERM or a cancel: end in order, so that the run can be resumed at this very step."""
+        if not isinstance(error, Exception) or isinstance(error, RunCancelledError):
+            text = f"{_in_words(error)}: the ranks end their step, and what is final goes into storage"
+            self.events.emit("warning", text=text)
         self.gang.stop(STOP_SECONDS)
         write_entry(self.job, state=_state_after(error), step=writer.durable_step)
-        self.events.emit("failed", error=_in_words(error))
+        self.events.emit("failed", error=_in_words(error), durable_step=writer.durable_step)
 
 
 def _remove_traces(run: str) -> None:

@@ -17,7 +17,7 @@ start of the command, from 1), "kind", and, by kind:
     base             step, bytes, degraded; base (its name, as for groups)
     boundary         step, weights_digest, state_digest, applied
     verified         step, ok, reason
-    storage          target (index), problem (null when it is well again)
+    storage          target (index), problem (null when it is well again), spare (how many more may be lost)
     waiting          reason (null when it goes on)
     stage            name, segment, seconds, stage_attempt
     fault            text, struck_at (seconds on CLOCK_MONOTONIC)
@@ -31,7 +31,7 @@ start of the command, from 1), "kind", and, by kind:
     base-refused     step, reason
     evaluated        step, metrics (name to number)
     finished         final_step, weights_digest, state_digest, full_checkpoint_bytes, applied
-    failed           error
+    failed           error, durable_step
 
 A field whose value is not known is absent or null, never 0; a number that is not finite is written as null.
 Steps count from 1. Times of different attempts compare by "time" only: "mono" is of one boot of one machine.

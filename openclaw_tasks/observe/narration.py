@@ -53,7 +53,18 @@ def _storage(event: Event) -> Line:
         return logging.WARNING, f"storage: {event['problem']}; tried again"
     if event["problem"] is None:
         return logging.INFO, f"target {event['target']} is back; what it lacks is put there again"
-    return logging.WARNING, f"target {event['target']} is gone ({event['problem']}); the others hold all that is needed"
+    spare = event.get("spare")
+    left = (
+        ""
+        if spare is None
+        else f"; {spare} more may be lost"
+        if spare > 0
+        else "; no other may be lost until it is back"
+    )
+    return (
+        logging.WARNING,
+        f"target {event['target']} is gone ({event['problem']}); the others hold all that is needed{left}",
+    )
 
 
 def _durable(event: Event) -> Line | None:
@@ -64,7 +75,7 @@ def _durable(event: Event) -> Line | None:
 
 def _base(event: Event) -> Line:
     note = " on fewer targets than the job names" if event["degraded"] else ""
-    return logging.INFO, f"base of step {event['step']} is in storage ({format_bytes(event['bytes'])}){note}"
+    return logging.DEBUG, f"base of step {event['step']} is in storage ({format_bytes(event['bytes'])}){note}"
 
 
 def _verified(event: Event) -> Line:
@@ -86,6 +97,12 @@ def _decision(event: Event) -> Line:
 def _finished(event: Event) -> Line:
     digest = event.get("weights_digest")
     return logging.INFO, f"finished at step {event['final_step']}" + (f"; weights {digest[:16]}…" if digest else "")
+
+
+def _failed(event: Event) -> Line:
+    step = event.get("durable_step")
+    stored = f"; all up to step {step} is in storage" if step else ""
+    return logging.ERROR, f"ended: {event['error']}{stored}"
 
 
 _TELLERS: dict[str, Callable[[Any], Line | None]] = {
@@ -111,5 +128,5 @@ _TELLERS: dict[str, Callable[[Any], Line | None]] = {
         "evaluated: " + ", ".join(f"{name} {value:.4g}" for name, value in event["metrics"].items()),
     ),
     "finished": _finished,
-    "failed": lambda event: (logging.ERROR, f"ended: {event['error']}"),
+    "failed": _failed,
 }

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.utils.data import Dataset, default_collate
 
+from openclaw_tasks.config.recipe_file import no_such_class, no_such_module
 from openclaw_tasks.errors import OpenClawError, RecipeError
 
 if TYPE_CHECKING:
@@ -121,10 +122,7 @@ def _import_module(name: str, folder: str | None) -> ModuleType:
         missing = error.__cause__
         if isinstance(missing, ModuleNotFoundError) and missing.name is not None:
             if name == missing.name or name.startswith(f"{missing.name}."):
-                places = f"put it into {folder}" if folder else "put its folder on PYTHONPATH"
-                raise RecipeError(
-                    f"recipe: there is no module {name!r}; {places}, install it, or correct the recipe's name"
-                ) from missing
+                raise no_such_module(name, folder) from missing
             raise RecipeError(
                 f"recipe: module {name!r} imports {missing.name!r}, which is not there; install it"
             ) from missing
@@ -139,7 +137,7 @@ def _class_of(module: ModuleType, name: str) -> type[Recipe]:
         hint = _nearest(name, recipes)
         if hint is None:
             hint = "another file may hide yours: rename the module, or define the class there"
-        raise RecipeError(f"recipe: {where} has no class {name!r}; {hint}")
+        raise no_such_class(where, name, hint)
     if not _is_recipe(found):
         raise RecipeError(
             f"recipe: {name!r} of {where} is not a subclass of openclaw_tasks.Recipe; derive it: class {name}(Recipe)"

@@ -149,9 +149,14 @@ class Drills:
         return [self.folder(run) / f"t{index}" for index in range(5)]
 
     def state(self, run: str) -> tuple[str, int]:
-        """As `openclaw runs` tells them."""
+        """As the index holds them."""
         entry = json.loads((self.home / "index" / f"{run}.json").read_text())
         return entry["state"], entry["step"]
+
+    def standing(self, run: str) -> str:
+        """As `openclaw runs` tells it."""
+        listed = openclaw("runs", "--json", home=self.home).document
+        return next(str(one["state"]) for one in listed if one["run"] == run)
 
     def wait_for_steps(self, command: Started, run: str, attempt: int, count: int) -> None:
         """Wait until the run's start number `attempt` has done `count` steps."""

@@ -37,6 +37,7 @@ def test_kill_flow_ends_with_137_and_the_same_command_goes_on(drills: Drills, ca
     with drills.start("killed", "--fault", "kill-flow@15") as command:
         assert command.end().status == 137
         command.wait_gone(GONE_SECONDS)
+    assert drills.standing("killed") == "interrupted"  # though nobody was left to write it down
     goes_on_to_the_same_bits(drills, "killed", calm)
     resumed = drills.resumed_steps("killed")[1]
     assert resumed in (15, 16)

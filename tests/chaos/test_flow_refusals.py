@@ -31,14 +31,24 @@ def test_a_first_start_needs_every_target_and_leaves_nothing_behind(drills: Dril
     assert not (drills.home / "index" / "nowhere.json").exists()
 
 
-def test_a_recipe_that_cannot_be_loaded_is_status_2_at_the_users_own_server(drills: Drills, tmp_path: Path) -> None:
-    """With PREFECT_API_URL no server is started; nothing of the run is left but its flow run there."""
-    home = tmp_path / "home"
-    user = Drills(home, drills.api)
-    ended = user.train("unloaded", "--set", "recipe=drill_recipe:Dril", environment={"PREFECT_API_URL": drills.api.url})
+def test_a_slip_in_the_recipes_name_is_told_before_anything_starts(drills: Drills) -> None:
+    ended = drills.train("misspelt", "--set", "recipe=drill_recipe:Dril")
     assert ended.status == 2, ended.err
     assert "has no class 'Dril'; did you mean 'Drill'?" in ended.complaint
     assert str(FOLDER / "drill_recipe.py") in ended.complaint
+    assert len(ended.err.splitlines()) == 1
+    assert drills.api.flow_runs("misspelt") == []
+
+
+def test_a_recipe_that_cannot_be_built_is_status_2_at_the_users_own_server(drills: Drills, tmp_path: Path) -> None:
+    """With PREFECT_API_URL no server is started; nothing of the run is left but its flow run there."""
+    home = tmp_path / "home"
+    user = Drills(home, drills.api)
+    words = ["--set", "recipe_args.widht=9"]
+    ended = user.train("unloaded", *words, environment={"PREFECT_API_URL": drills.api.url})
+    assert ended.status == 2, ended.err
+    assert "recipe_args: Drill " in ended.complaint
+    assert "'widht'" in ended.complaint
     assert "Traceback" not in ended.err
     (flow_run,) = drills.api.flow_runs("unloaded")
     assert flow_run["state"]["type"] == "FAILED"
