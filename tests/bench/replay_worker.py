@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from time import perf_counter
 from typing import Any
 
@@ -23,15 +24,22 @@ from openclaw_tasks.training.step import Asides, Seat, StepRunner
 _DEADLINE_SECONDS = 60.0
 
 
-class RankProcess(AskedProcess):
-    """The asking end."""
+@contextmanager
+def gang(job: TrainJob, environment: Mapping[str, str]) -> Iterator[list[AskedProcess]]:
+    """As many ranks as the job has, meshed. `environment`: a rank's own."""
+    with ExitStack() as stack:
+        ranks = [
+            stack.enter_context(AskedProcess("bench.replay_worker", environment)) for _ in range(job.cluster.workers)
+        ]
+        addresses = [answer["address"] for answer in ask_all(ranks, "begin", job=job.document())]
+        for number, rank in enumerate(ranks):
+            rank.tell("join", rank=number, addresses=addresses)
+        for rank in ranks:
+            rank.answer()
+        yield ranks
 
-    def __init__(self, job: TrainJob, environment: Mapping[str, str]) -> None:
-        super().__init__("bench.replay_worker", environment)
-        self.tell("begin", job=job.document())
 
-
-def ask_all(ranks: Sequence[RankProcess], what: str, **how: Any) -> list[Answer]:
+def ask_all(ranks: Sequence[AskedProcess], what: str, **how: Any) -> list[Answer]:
     """The same of each at the same time."""
     for rank in ranks:
         rank.tell(what, **how)
