@@ -50,8 +50,9 @@ class Reception:
         self._owner = owner
         try:
             self._listener = socket.create_server((host, 0), family=family_of(host))
-        except OSError as error:
-            reason = str(error.strerror).partition(" (while ")[0]  # Python says once more what it tried
+        except (OSError, UnicodeError) as error:  # UnicodeError: no host can have such a name
+            # Python says once more what it tried.
+            reason = str(getattr(error, "strerror", None) or "no host's name").partition(" (while ")[0]
             raise UsageError(
                 f"cluster.host={host!r} cannot be bound to ({reason}); "
                 "name an address or a host name of this machine, such as 127.0.0.1"
