@@ -94,7 +94,7 @@ def make_run(
     writer.release()
 
 
-def read_all(reader: RunReader) -> tuple[list[bytes], list[dict[str, bytes]]]:
+def read_all(reader: RunReader) -> tuple[list[bytes], list[dict[str, memoryview]]]:
     """The bytes of every record and base kept."""
     records = [found.to_bytes() for found in reader.records(reader.lineage.floor + 1, reader.last_step)]
     return records, [reader.read_base(base)[0] for base in reader.lineage.bases]

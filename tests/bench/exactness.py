@@ -21,7 +21,7 @@ def run(short: bool) -> list[Measure]:
     """All of it, or a sample of each part."""
     measures = killed_ranks(kills=1 if short else KILLS, seed=SEED)
     with Cores() as cores:
-        measures += cut_logs(cores, stride=97 if short else 1)
-        measures += killed_putters(cores, stride=20 if short else 1)
+        measures += cut_logs(cores, stride=199 if short else 1)
+        measures += killed_putters(cores, stride=40 if short else 1)
         measures += schedules(cores, SCHEDULES // 50 if short else SCHEDULES)
     return measures

@@ -54,7 +54,7 @@ class Size:
 
 DEMO = Size("demo's model", {}, pairs=5, gap=8, agents=3, freezes=3)
 SIZES = (DEMO, Size("10 million", {"width": 320, "layers": 8, "heads": 8}, pairs=5, gap=4, agents=3, freezes=2))
-SHORT = (Size("demo's model", {}, pairs=1, gap=6, agents=1, freezes=1, seen_seconds=6.0),)
+SHORT = (Size("demo's model", {}, pairs=1, gap=6, agents=1, freezes=1, seen_seconds=4.0),)
 
 
 def run(short: bool) -> list[Measure]:
@@ -74,6 +74,10 @@ class Trial:
 
     def of(self, kind: str) -> list[Event]:
         return [event for event in self.events if event["kind"] == kind]
+
+    def recoveries(self) -> list[Event]:
+        """Those that were got over while there were steps to do."""
+        return [event for event in self.of("recovery") if event["recovered_seconds"] is not None]
 
     def step_seconds(self, before: int) -> list[float]:
         """How long the first steps took, those before `before`."""
@@ -135,8 +139,7 @@ def _measure(trials: Trials) -> list[Measure]:
         plain(f"a step of {RANKS} ranks, median", step_seconds, "s"),
     ]
     recoveries: list[Event] = []
-    for kind in (_killed_ranks, _killed_agents, _frozen_ranks):
-        measures, told = kind(trials, step_seconds)
+    for measures, told in (_killed_ranks(trials), _killed_agents(trials, step_seconds), _frozen_ranks(trials)):
         found += measures
         recoveries += told
     lost = sum(event["steps_lost"] for event in recoveries)
@@ -150,14 +153,14 @@ def _measure(trials: Trials) -> list[Measure]:
 Found = tuple[list[Measure], list[Event]]
 
 
-def _killed_ranks(trials: Trials, step_seconds: float) -> Found:
+def _killed_ranks(trials: Trials) -> Found:
     """Two in a run, the second when the first one's replacement trains; never in the first steps."""
     size = trials.size
     runs = []
     for _ in range(size.pairs):
         first = trials.rng.randrange(size.settled, size.settled + 2)
         runs.append(trials.disturbed(size.steps, f"kill-rank:1@{first}", f"kill-rank:0@{first + size.gap}"))
-    told = [event for one in runs for event in one.of("recovery")]
+    told = [event for one in runs for event in one.recoveries()]
     at_work = [seconds for one in runs for seconds in one.at_work_seconds()]
     measures = [
         must_be("rank killed: recoveries", len(told), 2 * size.pairs),
@@ -172,13 +175,13 @@ def _killed_ranks(trials: Trials, step_seconds: float) -> Found:
 
 
 def _killed_agents(trials: Trials, step_seconds: float) -> Found:
-    """In runs that are long enough to see the replacement, whose torch has to be imported first."""
+    """In runs that are long enough to see the replacement at work."""
     size = trials.size
     seconds_alone = RANKS * step_seconds  # of a step, for the one that is left: about
     steps = size.settled + math.ceil(size.seen_seconds / seconds_alone)
     trials.undisturbed(steps)
     runs = [trials.disturbed(steps, f"kill-agent:{number % RANKS}@{size.settled}") for number in range(size.agents)]
-    told = [event for one in runs for event in one.of("recovery")]
+    told = [event for one in runs for event in one.recoveries()]
     at_work = [seconds for one in runs for seconds in one.at_work_seconds()]
     return [
         must_be("agent killed: recoveries", len(told), size.agents),
@@ -191,7 +194,7 @@ def _killed_agents(trials: Trials, step_seconds: float) -> Found:
     ], told
 
 
-def _frozen_ranks(trials: Trials, step_seconds: float) -> Found:
+def _frozen_ranks(trials: Trials) -> Found:
     """Each is to be found within a bound of its own, which its step times so far give."""
     size = trials.size
     step = size.settled + size.gap
@@ -201,8 +204,8 @@ def _frozen_ranks(trials: Trials, step_seconds: float) -> Found:
         one = trials.disturbed(size.steps, f"stop-rank:{number % RANKS}@{step}")
         taken = one.step_seconds(step)
         bound = max(2.0, 3 * sum(taken) / len(taken))
-        told += one.of("recovery")
-        found += [(event["detected_seconds"], bound) for event in one.of("recovery")]
+        told += one.recoveries()
+        found += [(event["detected_seconds"], bound) for event in one.recoveries()]
     latest, bound = max(found, key=lambda pair: pair[0] - pair[1], default=(math.inf, 2.0))
     return [
         must_be("rank frozen: recoveries", len(told), size.freezes),
