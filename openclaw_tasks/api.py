@@ -56,20 +56,30 @@ def train(
     if done is not None:
         return done
 
-    from openclaw_tasks.gang.claim import check_known_run
-    from openclaw_tasks.gang.session import dask_session, offer_session
-    from openclaw_tasks.steps.server import join_server
+    if read_entry(job.run) is not None:
+        from openclaw_tasks.gang.claim import check_known_run
 
-    check_known_run(job)
+        check_known_run(job)
     check_recipe_file(job)
     events = EventLog(job.run)
     runner = TrackerRunner(events, trackers)
     with contextlib.ExitStack() as stack:
         stack.callback(events.close)
         stack.callback(runner.close)
+        # What is slow to start starts side by side, and what takes longest first: torch, the server, the agents, and
+        # Prefect in this process.
+        from openclaw_tasks.gang.zygote import Zygote
+
+        zygote = None if job.cluster.address else Zygote()
+        stack.callback(zygote.close if zygote is not None else lambda: None)
+
+        from openclaw_tasks.steps.server import join_server
+
         server = stack.enter_context(join_server(home(), wait_ready=False))
-        # What is slow to start starts side by side: the server, the agents with torch, and Prefect in this process.
-        session = dask_session(job, events, checked, accept_new_data)
+
+        from openclaw_tasks.gang.session import dask_session, offer_session
+
+        session = dask_session(job, events, checked, accept_new_data, zygote)
         stack.enter_context(offer_session(session))
         stack.enter_context(watch(events) if watch else contextlib.nullcontext())
         stack.enter_context(_prefect_settings(server.environment()))

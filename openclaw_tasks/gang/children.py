@@ -96,7 +96,7 @@ class LauncherHandle:
                 return dial(address)
             except ControlClosed as error:
                 print(f"zygote {address}: {error}; starting another", file=sys.stderr)
-        self._own_zygote = Zygote()
+        self._own_zygote = Zygote(errors=sys.stderr.fileno())
         return dial(self._own_zygote.address)
 
     def ready(self, pid: int) -> None:

@@ -81,8 +81,7 @@ def check_known_run(job: TrainJob) -> None:
 
     Raises DataLossError.
     """
-    if read_entry(job.run) is not None:
-        open_for_writing(job)
+    open_for_writing(job)
 
 
 def open_for_writing(job: TrainJob) -> TargetSet:

@@ -40,7 +40,7 @@ class LocalPlacement:
 
     def start(self, config: dict[str, Any]) -> None:
         folder = Path(config["log_folder"])
-        self._zygote = Zygote(folder)
+        self._zygote = Zygote()
         names = [f"local-{number}" for number in range(self._workers)]
         self._keepers = [AgentKeeper(name, folder, self._zygote.address) for name in names]
         for keeper in self._keepers:
@@ -67,7 +67,7 @@ class WarmAgents:
 
     def __init__(self, log_folder: Path) -> None:
         self._log_folder = log_folder
-        self._zygote = Zygote(log_folder)
+        self._zygote = Zygote()
         self._keepers: list[AgentKeeper] = []
 
     def __enter__(self) -> WarmAgents:
@@ -121,8 +121,10 @@ class WarmPlacement:
 class DaskPlacement:
     """Agents beside Dask workers: of a cluster on this machine, or of one that exists."""
 
-    def __init__(self, job: TrainJob) -> None:
+    def __init__(self, job: TrainJob, zygote: Zygote | None = None) -> None:
+        """`zygote`: of this host, for a cluster on this machine; one is started if it is None. Ends with this."""
         self._job = job
+        self._zygote = zygote
         self._stack = contextlib.ExitStack()
 
     def start(self, config: dict[str, Any]) -> None:
@@ -132,7 +134,7 @@ class DaskPlacement:
     def _start(self, config: dict[str, Any]) -> None:
         address = self._job.cluster.address
         if address is None:
-            zygote = Zygote(Path(config["log_folder"]))  # before all else: what it imports takes longest
+            zygote = self._zygote or Zygote()  # first: what it imports takes longest
             self._stack.callback(zygote.close)
             config = {**config, "zygote": zygote.address}
 

@@ -32,6 +32,7 @@ from openclaw_tasks.errors import (
 from openclaw_tasks.gang.claim import claim_run
 from openclaw_tasks.gang.gang import Gang
 from openclaw_tasks.gang.placing import DaskPlacement, Placement
+from openclaw_tasks.gang.zygote import Zygote
 from openclaw_tasks.observe.events import Event, EventLog
 from openclaw_tasks.observe.logs import RunLogging, log_path
 from openclaw_tasks.observe.narration import narrate
@@ -276,9 +277,11 @@ def begin_session(
     return _registered(session)
 
 
-def dask_session(job: TrainJob, events: EventLog, faults: Sequence[Fault], accept_new_data: bool) -> Session:
-    """A session on Dask workers, not open yet."""
-    return Session(job, DaskPlacement(job), events, faults, accept_new_data)
+def dask_session(
+    job: TrainJob, events: EventLog, faults: Sequence[Fault], accept_new_data: bool, zygote: Zygote | None = None
+) -> Session:
+    """A session on Dask workers, not open yet. `zygote`: one that has been started for them already."""
+    return Session(job, DaskPlacement(job, zygote), events, faults, accept_new_data)
 
 
 @contextlib.contextmanager

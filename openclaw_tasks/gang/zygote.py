@@ -10,7 +10,6 @@ connection becomes the control line of a launcher. `python -m openclaw_tasks.gan
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import os
@@ -21,9 +20,7 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import IO, Final, NoReturn
+from typing import Final, NoReturn
 
 from openclaw_tasks.gang.launcher import Launcher, assert_one_thread
 from openclaw_tasks.training.control import ControlChannel, ControlClosed
@@ -46,18 +43,18 @@ _VARIABLES: Final = {
 class Zygote:
     """Starts the process; agents of this host may dial `address` at once. It ends with `close`, or with us."""
 
-    def __init__(self, log_folder: Path | None = None) -> None:
-        """What it says goes to a file in `log_folder`, else to our own standard error."""
+    def __init__(self, errors: int = subprocess.DEVNULL) -> None:
+        """`errors`: where it says why it failed. By default nowhere: an agent then starts its own, and logs that."""
         self.address = f"openclaw-{secrets.token_hex(8)}"
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, _log(log_folder) as log:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind(f"\0{self.address}")
             listener.listen(_BACKLOG)
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "openclaw_tasks.gang.zygote", str(listener.fileno())],
                 pass_fds=[listener.fileno()],
                 stdin=subprocess.PIPE,  # its end is the sign that we are gone
-                stdout=log,
-                stderr=log,
+                stdout=subprocess.DEVNULL,  # never our own: a child that holds the flow's output hides the flow's death
+                stderr=errors,
                 env={**os.environ, **_VARIABLES},
                 start_new_session=True,
             )
@@ -67,21 +64,11 @@ class Zygote:
         return self._process.pid
 
     def close(self) -> None:
-        """End it. Launchers that it has forked end with their agents."""
+        """End it; may be called again. Launchers that it has forked end with their agents."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.kill()  # it holds nothing, and may be importing for seconds yet
         self._process.wait()
-
-
-@contextlib.contextmanager
-def _log(folder: Path | None) -> Iterator[IO[bytes] | int]:
-    if folder is None:
-        yield sys.stderr.fileno()
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "zygote.log").open("ab") as file:
-        yield file
 
 
 def dial(address: str) -> ControlChannel:

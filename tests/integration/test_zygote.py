@@ -17,8 +17,8 @@ PATIENCE_SECONDS = 60.0  # torch is imported in that time, on a busy machine
 
 
 @pytest.fixture(name="zygote", scope="module")
-def _zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
-    zygote = Zygote(tmp_path_factory.mktemp("logs"))
+def _zygote() -> Iterator[Zygote]:
+    zygote = Zygote()
     yield zygote
     zygote.close()
 
@@ -61,8 +61,8 @@ def test_an_agent_that_goes_before_it_is_served_leaves_nothing(zygote: Zygote) -
     launcher.wait(PATIENCE_SECONDS)
 
 
-def test_launchers_outlive_their_zygote_and_no_more_come(tmp_path: Path) -> None:
-    zygote = Zygote(tmp_path)
+def test_launchers_outlive_their_zygote_and_no_more_come() -> None:
+    zygote = Zygote()
     line = dial(zygote.address)
     launcher = launcher_of(line)
     zygote.close()
