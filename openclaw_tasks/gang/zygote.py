@@ -26,7 +26,7 @@ from openclaw_tasks.gang.launcher import Launcher, assert_one_thread
 from openclaw_tasks.training.control import ControlChannel, ControlClosed
 
 _BACKLOG: Final = 128
-_VARIABLES: Final = {
+RANK_VARIABLES: Final = {
     # One thread: it must be able to fork, and a rank sets its own number of threads.
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -55,7 +55,7 @@ class Zygote:
                 stdin=subprocess.PIPE,  # its end is the sign that we are gone
                 stdout=subprocess.DEVNULL,  # never our own: a child that holds the flow's output hides the flow's death
                 stderr=errors,
-                env={**os.environ, **_VARIABLES},
+                env={**os.environ, **RANK_VARIABLES},
                 start_new_session=True,
             )
 
@@ -85,7 +85,7 @@ def dial(address: str) -> ControlChannel:
     channel = ControlChannel(line)
     environment = os.memfd_create("environment")  # not in the message: it may be larger than a packet
     with os.fdopen(environment, "wb") as file:
-        file.write(json.dumps({**os.environ, **_VARIABLES}).encode())
+        file.write(json.dumps({**os.environ, **RANK_VARIABLES}).encode())
         file.flush()
         channel.send({"type": "adopt", "folder": os.getcwd()}, [1, 2, file.fileno()])  # noqa: PTH109 (text)
     return channel
