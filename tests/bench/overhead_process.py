@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Self
+
+from openclaw_tasks.gang.zygote import RANK_VARIABLES
 
 Answer = dict[str, Any]
 
@@ -14,10 +17,13 @@ Answer = dict[str, Any]
 class AskedProcess:
     """Starts `python -m MODULE`, which calls `answer_all`; ends it with the body."""
 
-    def __init__(self, module: str, environment: Mapping[str, str]) -> None:
-        """`environment`: a rank's own, which decides how memory and threads are used."""
+    def __init__(self, module: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+            [sys.executable, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **RANK_VARIABLES},  # memory and threads are used as in a rank
+            text=True,
         )
 
     def tell(self, what: str, **how: Any) -> None:

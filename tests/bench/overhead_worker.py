@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import TYPE_CHECKING, NamedTuple
 
 from bench.overhead_process import Answer, AskedProcess, answer_all
@@ -26,12 +26,12 @@ class Cores(NamedTuple):
 class TrainingProcess(AskedProcess):
     """The asking end."""
 
-    def __init__(self, job: TrainJob, cores: Cores, folder: str, environment: Mapping[str, str]) -> None:
-        super().__init__("bench.overhead_worker", environment)
+    def __init__(self, job: TrainJob, cores: Cores, folder: str) -> None:
+        super().__init__("bench.overhead_worker")
         self.ask("begin", job=job.document(), cores=cores, folder=folder)
 
     def steps(self, loop: str, count: int) -> Answer:
-        """Take `count` steps in a loop: "seconds" in all, "parts" of the last step."""
+        """Take `count` steps in a loop: "seconds", "busy_seconds" of processor time, the last step's "parts"."""
         return self.ask("steps", loop=loop, count=count)
 
     def digest(self, loop: str) -> str:
@@ -53,11 +53,11 @@ class Worker:
         if what == "digest":
             return {"digest": asked.training.state.state_digest()}
         parts: Mapping[str, float] = {}
-        begun = perf_counter()
+        begun, busy = perf_counter(), thread_time()
         for _ in range(count):
             parts = asked.step()
         asked.finish()
-        return {"seconds": perf_counter() - begun, "parts": parts}
+        return {"seconds": perf_counter() - begun, "busy_seconds": thread_time() - busy, "parts": parts}
 
     def _begin(self, job: dict[str, object], cores: tuple[int, int], folder: str) -> Answer:
         self._job, self._cores, self._folder = TrainJob.parse(job), Cores(*cores), Path(folder)

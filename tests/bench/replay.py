@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 from gang_runs import GangRuns, Outcome, Scene
 
 from bench.measures import Measure, at_least, at_most, median, must_be, plain, spread
@@ -76,17 +75,16 @@ SHORT = (Lengths("demo", {}, steps=12, segment_steps=4, restores=3, back_steps=6
 def run(short: bool) -> list[Measure]:
     measures: list[Measure] = []
     with tempfile.TemporaryDirectory() as folder, WarmAgents(Path(folder) / "logs") as agents:
-        rank_environment = psutil.Process(agents.zygote_pid).environ()
         runs = GangRuns(agents, Path(folder), random.Random(1))
         for lengths in SHORT if short else WHOLE:
-            measures += _of_model(lengths, runs, rank_environment)
+            measures += _of_model(lengths, runs)
     return measures
 
 
-def _of_model(lengths: Lengths, runs: GangRuns, environment: Mapping[str, str]) -> list[Measure]:
+def _of_model(lengths: Lengths, runs: GangRuns) -> list[Measure]:
     lost_gangs = [_lose_gang(runs, lengths, number) for number in range(lengths.rounds)]
     outcome = lost_gangs[0].outcome if lost_gangs else _finished(runs.run(lengths.job(0), prove=True))
-    with gang(outcome.job, environment) as ranks:
+    with gang(outcome.job) as ranks:
         restored, bases_only = _restore(ranks[0], lengths)
         measures = _replayed_step(lengths, outcome, restored, bases_only)
         ways = restored

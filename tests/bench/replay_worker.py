@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from time import perf_counter
 from typing import Any
@@ -25,12 +25,10 @@ _DEADLINE_SECONDS = 60.0
 
 
 @contextmanager
-def gang(job: TrainJob, environment: Mapping[str, str]) -> Iterator[list[AskedProcess]]:
-    """As many ranks as the job has, meshed. `environment`: a rank's own."""
+def gang(job: TrainJob) -> Iterator[list[AskedProcess]]:
+    """As many ranks as the job has, meshed."""
     with ExitStack() as stack:
-        ranks = [
-            stack.enter_context(AskedProcess("bench.replay_worker", environment)) for _ in range(job.cluster.workers)
-        ]
+        ranks = [stack.enter_context(AskedProcess("bench.replay_worker")) for _ in range(job.cluster.workers)]
         addresses = [answer["address"] for answer in ask_all(ranks, "begin", job=job.document())]
         for number, rank in enumerate(ranks):
             rank.tell("join", rank=number, addresses=addresses)

@@ -69,12 +69,14 @@ def _everything(job: TrainJob, report: Report, watch: FileWatch) -> list[Measure
     seen_all = _agree(log, data_stripes, report.log_bytes, len(groups)) and _agree(
         base, data_stripes, report.base_bytes, len(bases)
     )
+    before_parity = report.log_bytes + report.base_bytes
     full_saves = report.full_checkpoint_bytes * job.steps
     name = f"{job.codec}, {job.steps} steps"
     return [
         plain(f"{name}: log, with parity", sum(file.size_bytes for file in log), "bytes"),
         plain(f"{name}: {len(bases)} bases, with parity", sum(file.size_bytes for file in base), "bytes"),
         plain(f"{name}: everything ever written", watch.total_bytes, "bytes"),
+        plain(f"{name}: log and bases, before parity", 100 * before_parity / full_saves, "% of full saves"),
         plain(f"{name}: kept at the end", watch.bytes_there(), "bytes"),
         plain(f"{name}: a full save of each step", full_saves, "bytes"),
         plain(f"{name}: everything ever written", 100 * watch.total_bytes / full_saves, "% of full saves"),
