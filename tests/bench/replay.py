@@ -2,7 +2,7 @@
 
 *A step replayed* is what a step adds to `restore_state`: reading its stripes, checking digests, unpacking, `apply`.
 The time of a restore that replays nothing is taken off the time of one that replays as many steps as lie between two
-bases. *A step trained* is the step's own time in the gang that made the log.
+bases. *A step trained* is the step's time on as many ranks as the job has, which store nothing.
 
 *Recovery of a dead gang*: every rank is killed, just before a new base is due. From the kill until a fresh gang has
 done the last step that was known to be done: detecting, flushing, starting ranks, building, meshing and restoring are
@@ -31,7 +31,8 @@ from openclaw_tasks.observe.events import Event
 REPLAY_LIMIT = 1 / 20
 RECOVERY_LIMIT = 6.75  # for a full save of so many steps ago:
 RECOVERY_BACK_STEPS = 50
-_COLD_STEPS = 2  # a gang's first ones, in which memory is touched for the first time
+_COLD_STEPS = 2  # a rank's first ones, in which memory is touched for the first time
+_STEPS_A_ROUND = 3  # that are trained where no full save is gone back to
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +43,19 @@ class Lengths:
     model: Mapping[str, int]  # what differs from the demo's
     steps: int
     segment_steps: int
-    restores: int
-    back_steps: int = 0  # from the full save to the step that was lost
-    rounds: int = 0  # of killing a gang, and of training again
+    rounds: int
+    restores: int  # a round
+    lost_gangs: int = 0
+    back_steps: int = 0  # from a full save to the step that was lost
 
     @property
     def lost_step(self) -> int:
         """The last step known to be done when the gang is killed."""
         return self.steps - 1
+
+    @property
+    def save_step(self) -> int:
+        return self.lost_step - self.back_steps if self.back_steps else _COLD_STEPS
 
     @property
     def base_step(self) -> int:
@@ -66,10 +72,10 @@ class Lengths:
 
 
 WHOLE = (
-    Lengths("demo", {}, steps=80, segment_steps=20, restores=9, back_steps=RECOVERY_BACK_STEPS, rounds=3),
-    Lengths("10 M", {"width": 384, "layers": 6}, steps=20, segment_steps=10, restores=5),
+    Lengths("demo", {}, steps=80, segment_steps=20, rounds=3, restores=3, lost_gangs=3, back_steps=RECOVERY_BACK_STEPS),
+    Lengths("10 M", {"width": 384, "layers": 6}, steps=20, segment_steps=10, rounds=3, restores=2),
 )
-SHORT = (Lengths("demo", {}, steps=12, segment_steps=4, restores=3, back_steps=6, rounds=1),)
+SHORT = (Lengths("demo", {}, steps=12, segment_steps=4, rounds=1, restores=3, lost_gangs=1, back_steps=6),)
 
 
 def run(short: bool) -> list[Measure]:
@@ -82,18 +88,24 @@ def run(short: bool) -> list[Measure]:
 
 
 def _of_model(lengths: Lengths, runs: GangRuns) -> list[Measure]:
-    lost_gangs = [_lose_gang(runs, lengths, number) for number in range(lengths.rounds)]
+    lost_gangs = [_lose_gang(runs, lengths, number) for number in range(lengths.lost_gangs)]
     outcome = lost_gangs[0].outcome if lost_gangs else _finished(runs.run(lengths.job(0), prove=True))
+    rounds = _Rounds(lengths, runs.folder / "full.pt")
     with gang(outcome.job) as ranks:
-        restored, bases_only = _restore(ranks[0], lengths)
-        measures = _replayed_step(lengths, outcome, restored, bases_only)
-        ways = restored
-        if lost_gangs:
-            trained = _train_again(ranks, lengths, runs.folder / "full.pt")
-            measures += _recovery(lengths, lost_gangs, trained, restored)
-            ways = [*restored, *trained]
-    num_states = len({answer["digest"] for answer in ways})
-    return [*measures, must_be(f"{lengths.name}: different states that all ways lead to", num_states, 1)]
+        rounds.prepare(ranks)
+        for number in range(lengths.rounds):
+            rounds.take(ranks, number)
+    measures = _replayed_step(lengths, rounds)
+    if lost_gangs:
+        measures += _recovery(lengths, lost_gangs, rounds)
+    assert outcome.report is not None
+    is_reported = rounds.last_digest == outcome.report.state_digest
+    states = {answer["digest"] for answer in (*rounds.restored, *rounds.trained) if "digest" in answer}
+    return [
+        *measures,
+        must_be(f"{lengths.name}: the last step restored is what its ranks reported", is_reported, True),
+        must_be(f"{lengths.name}: different states that all ways to the lost step lead to", len(states), 1),
+    ]
 
 
 def _finished(outcome: Outcome) -> Outcome:
@@ -141,7 +153,8 @@ def _lose_gang(runs: GangRuns, lengths: Lengths, number: int) -> LostGang:
 
     def kill_all(scene: Scene) -> None:
         nonlocal struck_at
-        scene.wait("step", step=lengths.lost_step)
+        for step in range(1, lengths.lost_step + 1):  # each is waited for in bounded time
+            scene.wait("step", step=step)
         ranks = [scene.pid(rank) for rank in range(job.cluster.workers)]
         struck_at = time.monotonic()
         for rank in ranks:
@@ -150,49 +163,56 @@ def _lose_gang(runs: GangRuns, lengths: Lengths, number: int) -> LostGang:
     return LostGang(_finished(runs.run(job, disturb=kill_all, prove=True)), struck_at)
 
 
-def _restore(rank: AskedProcess, lengths: Lengths) -> tuple[list[Answer], list[Answer]]:
-    """Restores of the step that was lost, and of the base before it, in turns."""
-    rank.ask("restore", step=lengths.lost_step)  # the first one finds a cold process
-    pairs = [
-        (rank.ask("restore", step=lengths.lost_step), rank.ask("restore", step=lengths.base_step))
-        for _ in range(lengths.restores)
-    ]
-    restored, bases_only = zip(*pairs, strict=True)
-    return list(restored), list(bases_only)
+class _Rounds:
+    """Restoring and training, in turns: what disturbs the one disturbs the other."""
+
+    def __init__(self, lengths: Lengths, full_save: Path) -> None:
+        self._lengths = lengths
+        self._full_save = str(full_save)
+        self.restored: list[Answer] = []
+        self.bases_only: list[Answer] = []
+        self.trained: list[Answer] = []
+        self.last_digest = ""
+
+    def prepare(self, ranks: Sequence[AskedProcess]) -> None:
+        """What comes first finds cold processes. Make the full save."""
+        self.last_digest = ranks[0].ask("restore", step=self._lengths.steps)["digest"]
+        ranks[0].ask("restore", step=self._lengths.lost_step)
+        ask_all(ranks, "train", until=self._lengths.save_step)
+        ranks[0].ask("save", file=self._full_save)
+
+    def take(self, ranks: Sequence[AskedProcess], number: int) -> None:
+        """Restores of the step that was lost and of the base before it, then training."""
+        for _ in range(self._lengths.restores):
+            self.restored.append(ranks[0].ask("restore", step=self._lengths.lost_step))
+            self.bases_only.append(ranks[0].ask("restore", step=self._lengths.base_step))
+        if self._lengths.back_steps:
+            answers = ask_all(ranks, "again", file=self._full_save, until=self._lengths.lost_step)
+        else:
+            until = self._lengths.save_step + (number + 1) * _STEPS_A_ROUND
+            answers = ask_all(ranks, "train", until=until)
+        self.trained.append(answers[0])
 
 
-def _train_again(ranks: Sequence[AskedProcess], lengths: Lengths, file: Path) -> list[Answer]:
-    """What it takes from a full save, `rounds` times, as told by rank 0."""
-    ask_all(ranks, "train", until=lengths.lost_step - lengths.back_steps)
-    ranks[0].ask("save", file=str(file))
-    rounds = [ask_all(ranks, "again", file=str(file), until=lengths.lost_step) for _ in range(lengths.rounds)]
-    return [answers[0] for answers in rounds]
-
-
-def _replayed_step(
-    lengths: Lengths, outcome: Outcome, restored: Sequence[Answer], bases_only: Sequence[Answer]
-) -> list[Measure]:
-    steps = [event for event in outcome.of("step") if _COLD_STEPS < event["step"] < lengths.lost_step]
-    training = median(event["seconds"] for event in steps)
+def _replayed_step(lengths: Lengths, rounds: _Rounds) -> list[Measure]:
+    training = median(seconds for answer in rounds.trained for seconds in answer["step_seconds"])
     replays = [
         (whole["seconds"] - base["seconds"]) / (whole["records"] - base["records"])
-        for whole, base in zip(restored, bases_only, strict=True)
+        for whole, base in zip(rounds.restored, rounds.bases_only, strict=True)
     ]
     replay, name = median(replays), lengths.name
-    ranks = outcome.job.cluster.workers
     return [
-        plain(f"{name}: a step trained, {ranks} ranks", 1000 * training, "ms"),
+        plain(f"{name}: a step trained", 1000 * training, "ms"),
         plain(f"{name}: a step replayed", 1000 * replay, "ms"),
         *spread(f"{name}: a step replayed", [1000 * value for value in replays], "ms"),
         at_most(f"{name}: a step replayed, of a step trained", replay / training, REPLAY_LIMIT),
     ]
 
 
-def _recovery(
-    lengths: Lengths, lost_gangs: Sequence[LostGang], trained: Sequence[Answer], restored: Sequence[Answer]
-) -> list[Measure]:
+def _recovery(lengths: Lengths, lost_gangs: Sequence[LostGang], rounds: _Rounds) -> list[Measure]:
     recovery = median(lost.back_after(lengths.lost_step) for lost in lost_gangs)
-    again = median(answer["seconds"] for answer in trained)
+    records, restoring = rounds.restored[0]["records"], median(answer["seconds"] for answer in rounds.restored)
+    again = median(answer["seconds"] for answer in rounds.trained)
     faster = f"{lengths.name}, dead gang: recovered from base and log, times faster"
     dead, save = f"{lengths.name}, dead gang", f"{lengths.name}, full save of {lengths.back_steps} steps ago"
     return [
@@ -201,8 +221,8 @@ def _recovery(
             for name in lost_gangs[0].moments
         ),
         plain(f"{dead}: from the kill until the lost step is done", recovery, "s"),
-        plain(f"{dead}: restoring, {restored[0]['records']} steps", median(a["seconds"] for a in restored), "s"),
-        plain(f"{save}: load", median(answer["load_seconds"] for answer in trained), "s"),
+        plain(f"{dead}: restoring, {records} steps", restoring, "s"),
+        plain(f"{save}: load", median(answer["load_seconds"] for answer in rounds.trained), "s"),
         plain(f"{save}: load and train again", again, "s"),
         at_least(faster, again / recovery, RECOVERY_LIMIT)
         if lengths.back_steps == RECOVERY_BACK_STEPS

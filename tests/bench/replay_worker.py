@@ -57,7 +57,7 @@ class Rank:
             case "join":
                 self._join(**how)
             case "train":
-                self._train(**how)
+                return {"step_seconds": self._train(**how)}
             case "save":
                 torch.save(self._full_state(), how["file"])
             case "again":
@@ -81,9 +81,14 @@ class Rank:
         runs = equal_split(self._job.logical_shards, len(places))
         self._seat = Seat(1, rank, runs, runs, mesh, topology_named("direct"))
 
-    def _train(self, until: int) -> None:
+    def _train(self, until: int) -> list[float]:
+        """Seconds of each step up to step `until`."""
+        seconds = []
         while self._training.state.step < until:
-            self._ring.free_through(self._runner.run(self._seat, first=False).step)
+            result = self._runner.run(self._seat, first=False)
+            self._ring.free_through(result.step)
+            seconds.append(result.seconds)
+        return seconds
 
     def _full_state(self) -> dict[str, Any]:
         state = self._training.state
@@ -103,9 +108,14 @@ class Rank:
         state.optimizer.load_state_dict(saved["optimizer"])
         state.step, state.applied = saved["counters"]
         loaded = perf_counter()
-        self._train(until)
+        step_seconds = self._train(until)
         seconds = perf_counter() - begun
-        return {"seconds": seconds, "load_seconds": loaded - begun, "digest": state.state_digest()}
+        return {
+            "seconds": seconds,
+            "load_seconds": loaded - begun,
+            "step_seconds": step_seconds,
+            "digest": state.state_digest(),
+        }
 
     def _meet(self) -> None:
         mesh = self._seat.transport
