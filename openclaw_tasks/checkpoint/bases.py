@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from openclaw_tasks.checkpoint.code import Code
@@ -20,58 +19,68 @@ from openclaw_tasks.errors import DamagedError
 from openclaw_tasks.exact.record import Buffer, byte_view
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltBase:
-    """A base ready to be put. `stored_bytes`: payloads and the headers of the data stripes."""
+class BaseBuilder:
+    """Makes a base's objects, one when the last has been put, and then the manifest that names them."""
 
-    manifest: BaseManifest
-    objects: tuple[StripedObject, ...]
-    stored_bytes: int
+    def __init__(
+        self,
+        code: Code,
+        spec: BaseSpec,
+        objects: Mapping[str, Buffer],
+        plain: Mapping[str, Any],
+        facts: Mapping[str, Any],
+    ) -> None:
+        """`objects`: name -> bytes. facts: "applied", "weights_digest", "state_digest" of the state; "step", if
+        given, must be the spec's."""
+        assert facts.get("step", spec.step) == spec.step, (facts, spec)
+        self._code = code
+        self._spec = spec
+        self._objects = objects
+        self._plain = plain
+        self._facts = facts
+        self._name = BaseName(spec.step, spec.epoch, spec.writer)
+        self._entries: list[BaseObject] = []
+        self.stored_bytes = 0
+        """Payloads and the headers of the data stripes."""
 
+    def objects(self) -> Iterator[StripedObject]:
+        """Each object packed and striped, in the order of their names. Keeps none of them."""
+        return (self._build(name, byte_view(self._objects[name])) for name in sorted(self._objects))
 
-def build_base(
-    code: Code, spec: BaseSpec, objects: Mapping[str, Buffer], plain: Mapping[str, Any], facts: Mapping[str, Any]
-) -> BuiltBase:
-    """Pack and stripe `objects` (name -> bytes).
-
-    facts: "applied", "weights_digest", "state_digest" of the state; "step", if given, must be the spec's.
-    """
-    assert facts.get("step", spec.step) == spec.step, (facts, spec)
-    name = BaseName(spec.step, spec.epoch, spec.writer)
-    striped: list[StripedObject] = []
-    entries: list[BaseObject] = []
-    total = 0
-    for label, data in sorted(objects.items()):
-        view = byte_view(data)
-        payload = pack_object(view)
-        item = ObjectName(name, label, spec.attempt)
-        stripes = build_stripes(payload, code, StripeIdentity(spec.run, item, None, None))
-        striped.append(StripedObject(item, stripes))
-        total += stored_bytes(stripes, code, payload)
-        entries.append(
+    def _build(self, name: str, data: memoryview) -> StripedObject:
+        payload = pack_object(data)
+        digest = hashlib.sha256(payload).hexdigest()
+        item = ObjectName(self._name, name, self._spec.attempt)
+        stripes = build_stripes(payload, self._code, StripeIdentity(self._spec.run, item, None, None), digest)
+        self.stored_bytes += stored_bytes(stripes, self._code, payload)
+        self._entries.append(
             BaseObject(
-                name=label,
-                attempt=spec.attempt,
-                object_bytes=view.nbytes,
-                object_digest=hashlib.sha256(view).hexdigest(),
+                name=name,
+                attempt=self._spec.attempt,
+                object_bytes=data.nbytes,
+                object_digest=hashlib.sha256(data).hexdigest(),
                 payload_bytes=len(payload),
-                payload_digest=hashlib.sha256(payload).hexdigest(),
+                payload_digest=digest,
             )
         )
-    manifest = BaseManifest(
-        run=spec.run,
-        step=spec.step,
-        epoch=spec.epoch,
-        writer=spec.writer,
-        n=code.n,
-        m=code.m,
-        applied=facts["applied"],
-        objects=tuple(entries),
-        plain=dict(plain),
-        weights_digest=facts["weights_digest"],
-        state_digest=facts["state_digest"],
-    )
-    return BuiltBase(manifest, tuple(striped), total)
+        return StripedObject(item, stripes)
+
+    def manifest(self) -> BaseManifest:
+        """Of all objects, when they have been made."""
+        spec, facts = self._spec, self._facts
+        return BaseManifest(
+            run=spec.run,
+            step=spec.step,
+            epoch=spec.epoch,
+            writer=spec.writer,
+            n=self._code.n,
+            m=self._code.m,
+            applied=facts["applied"],
+            objects=tuple(self._entries),
+            plain=dict(self._plain),
+            weights_digest=facts["weights_digest"],
+            state_digest=facts["state_digest"],
+        )
 
 
 def fetch_object(code: Code, manifest: BaseManifest, entry: BaseObject, order: Sequence[int]) -> Steps[memoryview]:

@@ -7,7 +7,7 @@ read what was put. So nothing acknowledged is missed, and a writer that was over
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from openclaw_tasks.checkpoint import paths
@@ -23,6 +23,7 @@ from openclaw_tasks.checkpoint.operations import (
 )
 from openclaw_tasks.checkpoint.paths import GroupName, ObjectName
 from openclaw_tasks.errors import DamagedError, FencedError, StoreError
+from openclaw_tasks.storage.store import Buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class StripedObject:
     """One object of a base, ready to be put: its name and its n stripe files."""
 
     name: ObjectName
-    stripes: Sequence[bytes]
+    stripes: Sequence[Buffer]
 
 
 def highest_claim(run: str, keys: Mapping[int, Sequence[str]]) -> int:
@@ -53,7 +54,7 @@ def check_fence(code: Code, run: str, epoch: int) -> Steps[None]:
     require(f"run {run!r}: claims of newer epochs", listing.keys, code.fence_quorum, listing.problems)
 
 
-def commit_group(code: Code, run: str, name: GroupName, stripes: Sequence[bytes]) -> Steps[frozenset[int]]:
+def commit_group(code: Code, run: str, name: GroupName, stripes: Sequence[Buffer]) -> Steps[frozenset[int]]:
     """Put the group's stripes, then check the fence; the targets that hold one.
 
     With fewer than n of them the group is marked as degraded before it counts.
@@ -79,19 +80,26 @@ def commit_group(code: Code, run: str, name: GroupName, stripes: Sequence[bytes]
     return written.acked
 
 
-def commit_base(code: Code, manifest: BaseManifest, objects: Sequence[StripedObject]) -> Steps[frozenset[int]]:
+def commit_base(
+    code: Code, run: str, epoch: int, objects: Iterable[StripedObject], manifest: Callable[[], BaseManifest]
+) -> Steps[frozenset[int]]:
     """Put every object's stripes and read them back, check the fence, then put the manifest, check it again.
 
-    Returns the targets that hold every stripe and a manifest. Another putter's manifest of the same base
-    serves as well: its objects were as durable before it was written.
+    `objects` may make each one when it is asked for: none is held any more when the next is made. `manifest` is
+    called when all are durable. Returns the targets that hold every stripe and a manifest. Another putter's manifest
+    of the same base serves as well: its objects were as durable before it was written.
     Raises FencedError, NotDurableError.
     """
-    run = manifest.run
     whole = set(range(code.n))
     for item in objects:
-        held = yield from _put_and_read_back(code, run, item)
-        whole &= held
-    yield from check_fence(code, run, manifest.epoch)
+        whole &= yield from _put_and_read_back(code, run, item)
+        del item
+    yield from check_fence(code, run, epoch)
+    return (yield from _commit_manifest(code, manifest(), whole))
+
+
+def _commit_manifest(code: Code, manifest: BaseManifest, whole: set[int]) -> Steps[frozenset[int]]:
+    run = manifest.run
     written = yield from create_everywhere(
         code, manifest.key, manifest.to_bytes(), serves=lambda found: _is_manifest(found, manifest.key)
     )
@@ -118,10 +126,12 @@ def _put_and_read_back(code: Code, run: str, item: StripedObject) -> Steps[froze
     keys = [item.name.key(run, index) for index in range(code.n)]
     written = yield from create_each({i: (keys[i], stripe) for i, stripe in enumerate(item.stripes)})
     require(what, written.acked, code.group_quorum, written.problems)
-    found = yield from read_all([(index, keys[index]) for index in sorted(written.acked)])
     problems: dict[int, StoreError] = dict(written.problems)
     held: set[int] = set()
-    for (index, key), answer in found.items():
+    for index in sorted(written.acked):
+        key = keys[index]
+        # One after the other: together they are as large as what was put, which is here, too.
+        answer = (yield from read_all([(index, key)]))[index, key]
         if isinstance(answer, StoreError):
             problems[index] = answer
         elif answer != item.stripes[index]:

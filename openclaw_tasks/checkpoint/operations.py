@@ -14,6 +14,7 @@ from typing import TypeAlias, TypeVar
 
 from openclaw_tasks.checkpoint.code import Code
 from openclaw_tasks.errors import AlreadyExistsError, NotDurableError, StoreError
+from openclaw_tasks.storage.store import Buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class Create:
 
     target: int
     key: str
-    data: bytes
+    data: Buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Replace:
 
     target: int
     key: str
-    data: bytes
+    data: Buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ def read_all(wanted: Sequence[tuple[int, str]]) -> Steps[dict[tuple[int, str], b
 
 
 def create_each(
-    objects: Mapping[int, tuple[str, bytes]], *, serves: Callable[[bytes], bool] | None = None
+    objects: Mapping[int, tuple[str, Buffer]], *, serves: Callable[[bytes], bool] | None = None
 ) -> Steps[Written]:
     """Create one object on each target; {target: (key, bytes)}.
 
@@ -150,7 +151,7 @@ def create_each(
 
 
 def create_everywhere(
-    code: Code, key: str, data: bytes, *, serves: Callable[[bytes], bool] | None = None
+    code: Code, key: str, data: Buffer, *, serves: Callable[[bytes], bool] | None = None
 ) -> Steps[Written]:
     """Create the same object on all targets."""
     return (yield from create_each(dict.fromkeys(range(code.n), (key, data)), serves=serves))

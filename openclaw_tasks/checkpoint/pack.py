@@ -12,9 +12,10 @@ A payload's own digest is its stripes' business (stripes.py); what is checked he
 
 from __future__ import annotations
 
+import io
 import json
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,10 +44,14 @@ def pack_group(records: Sequence[Buffer], *, planes: int) -> bytes:
     assert planes >= 1, planes
     views = [memoryview(record).cast("B") for record in records]
     header = _Header(planes, PLANE_BYTES, tuple(len(view) for view in views))
-    body = views[0] if len(views) == 1 else b"".join(views)
-    compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compressobj(size=len(body))
-    compressed = [compressor.compress(part) for part in _split_planes(body, planes)]
-    return b"".join([header.to_bytes(), *compressed, compressor.flush()])
+    compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compressobj(size=sum(header.lengths))
+    # Neither the records nor what becomes of them ever stand in memory twice: those of a large model fill much of it.
+    payload = io.BytesIO()
+    payload.write(header.to_bytes())
+    for part in _split_planes(_chunks(views, planes), planes):
+        payload.write(compressor.compress(part))
+    payload.write(compressor.flush())
+    return payload.getvalue()
 
 
 def unpack_group(payload: Buffer) -> list[memoryview]:
@@ -123,16 +128,32 @@ def _decompress(frame: memoryview, expected_bytes: int) -> bytes:
         raise DamagedError(f"payload cannot be decompressed ({error})") from error
 
 
-def _split_planes(body: Buffer, planes: int) -> Iterator[Buffer]:
-    """Chunk after chunk, in each the first bytes of all numbers, then the second ones, and so on."""
-    if planes == 1:
-        yield body
-        return
-    values = np.frombuffer(body, np.uint8)
-    for start in range(0, len(values), planes * PLANE_BYTES):
-        chunk = values[start : start + planes * PLANE_BYTES]
+def _chunks(views: Sequence[memoryview], planes: int) -> Iterator[Buffer]:
+    """The views' bytes, as if they were one, in chunks of `planes` planes; the last one may be shorter."""
+    size, begun = planes * PLANE_BYTES, bytearray()
+    for view in views:
+        position = 0
+        if begun:
+            position = size - len(begun)
+            begun += view[:position]
+            if len(begun) < size:
+                continue
+            yield begun
+            begun = bytearray()
+        whole = len(view) - (len(view) - position) % size
+        for start in range(position, whole, size):
+            yield view[start : start + size]
+        begun += view[max(position, whole) :]
+    if begun:
+        yield begun
+
+
+def _split_planes(chunks: Iterable[Buffer], planes: int) -> Iterator[Buffer]:
+    """Of each chunk the first bytes of all numbers, then the second ones, and so on."""
+    for chunk in chunks:
+        values = np.frombuffer(chunk, np.uint8)
         for plane in range(planes):
-            yield np.ascontiguousarray(chunk[plane::planes]).data
+            yield np.ascontiguousarray(values[plane::planes]).data
 
 
 def _join_planes(packed: bytes, planes: int, plane_bytes: int) -> Buffer:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from openclaw_tasks.checkpoint import driver
-from openclaw_tasks.checkpoint.bases import build_base
+from openclaw_tasks.checkpoint.bases import BaseBuilder
 from openclaw_tasks.checkpoint.code import Code
 from openclaw_tasks.checkpoint.commit import commit_base, commit_group
 from openclaw_tasks.checkpoint.history import group_name
@@ -61,9 +61,12 @@ def put_group(targets: TargetSet, spec: GroupSpec, records: Sequence[Buffer]) ->
         size=len(payload),
     )
     name = group_name(ref)
-    stripes = build_stripes(payload, code, StripeIdentity(spec.run, name, spec.codec, spec.previous or None))
+    identity = StripeIdentity(spec.run, name, spec.codec, spec.previous or None)
+    stripes = build_stripes(payload, code, identity, ref.digest)
+    size = stored_bytes(stripes, code, payload)
+    del payload  # the stripes hold all of it, and putting them takes its time
     acked = driver.run(commit_group(code, spec.run, name, stripes), targets, may_skip=code.m)
-    return GroupResult(ref, stored_bytes(stripes, code, payload), len(acked), len(acked) < code.n)
+    return GroupResult(ref, size, len(acked), len(acked) < code.n)
 
 
 def put_base(
@@ -79,7 +82,8 @@ def put_base(
     Raises FencedError, NotDurableError.
     """
     code = Code(len(targets.urls), spec.redundancy)
-    built = build_base(code, spec, objects, plain, facts)
-    acked = driver.run(commit_base(code, built.manifest, built.objects), targets, may_skip=code.m)
+    builder = BaseBuilder(code, spec, objects, plain, facts)
+    steps = commit_base(code, spec.run, spec.epoch, builder.objects(), builder.manifest)
+    acked = driver.run(steps, targets, may_skip=code.m)
     ref = BaseRef(epoch=spec.epoch, writer=spec.writer, step=spec.step)
-    return BaseResult(ref, built.stored_bytes, len(acked), len(acked) < code.n)
+    return BaseResult(ref, builder.stored_bytes, len(acked), len(acked) < code.n)

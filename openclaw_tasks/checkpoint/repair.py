@@ -17,6 +17,7 @@ from openclaw_tasks.checkpoint.operations import Create, Operation, Replace, Ste
 from openclaw_tasks.checkpoint.stripes import build_stripes
 from openclaw_tasks.checkpoint.survey import Payload
 from openclaw_tasks.errors import AlreadyExistsError, StoreError
+from openclaw_tasks.storage.store import Buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class _Placing:
 
     target: int
     key: str
-    data: bytes
+    data: Buffer
     is_damaged: bool
 
 

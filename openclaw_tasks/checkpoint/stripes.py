@@ -30,6 +30,7 @@ __all__ = [
     "stored_bytes",
 ]
 
+_NO_DIGEST = "0" * 64
 _SLICE_BYTES = 64 * 1024
 """zfec is fastest where the slices of all stripes fit the cache together: 64 to 256 KiB."""
 
@@ -53,15 +54,30 @@ class Rebuilt:
     """By stripe index, of those that were asked for: why it counts as missing."""
 
 
-def build_stripes(payload: Buffer, code: Code, identity: StripeIdentity) -> list[bytes]:
-    """The n stripe files of `payload`, by index. A pure function: a repair gives back the very same bytes."""
+def build_stripes(
+    payload: Buffer, code: Code, identity: StripeIdentity, payload_digest: str | None = None
+) -> list[bytearray]:
+    """The n stripe files of `payload`, by index. A pure function: a repair gives back the very same bytes.
+
+    `payload_digest`: its SHA-256 in hexadecimal, if the caller knows it.
+    """
     view = memoryview(payload).cast("B")
-    blocks = _cut(view, code.k)
-    columns: list[list[Buffer]] = [[block] for block in blocks]
-    columns += _encode_parity(blocks, code)
-    digests = tuple(_digest(*column) for column in columns)
-    header = StripeHeader(identity, code, 0, len(view), _digest(view), digests)
-    return [b"".join([replace(header, index=index).to_bytes(), *columns[index]]) for index in range(code.n)]
+    # Made where they are to stand, so that no large payload is held twice: a header's length is known before it is.
+    blank = StripeHeader(identity, code, 0, len(view), _NO_DIGEST, (_NO_DIGEST,) * code.n)
+    starts = [len(replace(blank, index=index).to_bytes()) for index in range(code.n)]
+    files = [bytearray(start + blank.stripe_bytes) for start in starts]
+    data = [memoryview(file)[start:] for file, start in zip(files, starts, strict=True)]
+    for index in range(code.k):
+        block = view[index * blank.stripe_bytes : (index + 1) * blank.stripe_bytes]
+        data[index][: len(block)] = block
+    _encode_parity(data, code)
+    digests = tuple(_digest(stripe) for stripe in data)
+    header = replace(blank, payload_digest=payload_digest or _digest(view), stripe_digests=digests)
+    for index, (file, start) in enumerate(zip(files, starts, strict=True)):
+        head = replace(header, index=index).to_bytes()
+        assert len(head) == start, (len(head), start)
+        memoryview(file)[:start] = head
+    return files
 
 
 def stored_bytes(stripes: Sequence[Buffer], code: Code, payload: Buffer) -> int:
@@ -149,25 +165,18 @@ def _parse(data: Buffer, key: str, code: Code) -> Stripe:
     return Stripe(header, content)
 
 
-def _cut(view: memoryview, parts: int) -> list[Buffer]:
-    """`parts` blocks of one size, the last ones filled up with zeros."""
-    size = -(-len(view) // parts)
-    blocks = [view[index * size : (index + 1) * size] for index in range(parts)]
-    return [block if len(block) == size else bytes(block).ljust(size, b"\0") for block in blocks]
-
-
-def _encode_parity(blocks: Sequence[Buffer], code: Code) -> list[list[Buffer]]:
-    """The m parity columns, each as its slices in order."""
-    columns: list[list[Buffer]] = [[] for _ in range(code.m)]
+def _encode_parity(data: Sequence[memoryview], code: Code) -> None:
+    """Fill in the m parity stripes, which follow the k data stripes."""
     if code.m == 0:
-        return columns
+        return
     encoder = zfec.Encoder(code.k, code.n)
     wanted = list(range(code.k, code.n))
-    for start in range(0, len(blocks[0]), _SLICE_BYTES):
-        parity = encoder.encode([block[start : start + _SLICE_BYTES] for block in blocks], wanted)
-        for column, part in zip(columns, parity, strict=True):
-            column.append(part)
-    return columns
+    for start in range(0, len(data[0]), _SLICE_BYTES):
+        part = slice(start, start + _SLICE_BYTES)
+        for stripe, parity in zip(
+            data[code.k :], encoder.encode([d[part] for d in data[: code.k]], wanted), strict=True
+        ):
+            stripe[part] = parity
 
 
 def _decode(data: Mapping[int, memoryview], code: Code, stripe_bytes: int) -> list[Buffer]:

@@ -36,7 +36,7 @@ from openclaw_tasks.exact.snapshot import (
     digest_state,
     digest_weights,
 )
-from openclaw_tasks.exact.tensor_bytes import StoredTensor, dtype_name, pack_tensors, stored_of, tensor_of
+from openclaw_tasks.exact.tensor_bytes import StoredTensor, dtype_name, pack_tensors, stored_of, tensor_of, tensor_parts
 
 Schedule = Callable[[int], float]
 
@@ -185,12 +185,19 @@ class TrainState:
         Raises RunError for optimizer state that cannot be kept exactly.
         """
         captured = self._captured()
-        objects: dict[str, Buffer] = {
-            "params": pack_tensors(self._parameters),
-            "buffers": pack_tensors(buffers_of(self.model)),
-            "optimizer": pack_tensors(captured.tensors),
-        }
+        objects: dict[str, Buffer] = {name: pack_tensors(part) for name, part in self._objects(captured).items()}
         return Snapshot(self.step, self.applied, objects, self._plain(captured))
+
+    def live_parts(self) -> tuple[dict[str, list[Buffer]], dict[str, Json]]:
+        """A snapshot's objects and plain values without the copy: each object as buffers that follow each other.
+
+        They are views of the live tensors: done with before the next step. Raises as `snapshot`.
+        """
+        captured = self._captured()
+        return {name: tensor_parts(part) for name, part in self._objects(captured).items()}, self._plain(captured)
+
+    def _objects(self, captured: CapturedOptimizer) -> dict[str, Mapping[str, Tensor]]:
+        return {"params": self._parameters, "buffers": buffers_of(self.model), "optimizer": captured.tensors}
 
     def restore(self, snapshot: Snapshot) -> None:
         """Become the snapshot, by copies; tied parameters stay tied.

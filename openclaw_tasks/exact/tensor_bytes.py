@@ -115,33 +115,42 @@ def pack_tensors(tensors: Mapping[str, Tensor]) -> memoryview:
 
     Wider dtypes come first, names in order within, as the library writes them.
     """
-    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name.encode()))
-    header: dict[str, Json] = {}
-    spans: list[tuple[int, int]] = []
-    position = 0
-    for name in order:
-        tensor = tensors[name]
-        size = tensor.numel() * tensor.element_size()
-        spans.append((position, position + size))
-        header[name] = {
-            "dtype": dtype_name(tensor.dtype),
-            "shape": list(tensor.shape),
-            "data_offsets": [position, position + size],
-        }
-        position += size
-    text = canonical_json(header)
-    text += b" " * (-len(text) % 8)
-    start = 8 + len(text)
+    header, spans = _lay_out(tensors)
+    start = len(header)
     # numpy asks for huge pages, and does not clear them: five times as fast as a bytearray.
-    data = np.empty(start + position, dtype=np.uint8)
-    data[:8] = np.frombuffer(len(text).to_bytes(8, "little"), dtype=np.uint8)
-    data[8:start] = np.frombuffer(text, dtype=np.uint8)
-    for name, (begin, end) in zip(order, spans, strict=True):
+    data = np.empty(start + max((end for _, end in spans.values()), default=0), dtype=np.uint8)
+    data[:start] = np.frombuffer(header, dtype=np.uint8)
+    for name, (begin, end) in spans.items():
         if end > begin:
             tensor = tensors[name].detach()
             target = torch.from_numpy(data[start + begin : start + end])
             target.view(tensor.dtype).view(tensor.shape).copy_(tensor)
     return data.data
+
+
+def tensor_parts(tensors: Mapping[str, Tensor]) -> list[Buffer]:
+    """What `pack_tensors` gives, as buffers that follow each other: the header, then `raw_bytes` of each tensor."""
+    header, spans = _lay_out(tensors)
+    return [header, *(raw_bytes(tensors[name]) for name in spans)]
+
+
+def _lay_out(tensors: Mapping[str, Tensor]) -> tuple[bytes, dict[str, tuple[int, int]]]:
+    """The header with its length, and each tensor's place in the data after it, in that order."""
+    header: dict[str, Json] = {}
+    spans: dict[str, tuple[int, int]] = {}
+    position = 0
+    for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name.encode())):
+        tensor = tensors[name]
+        spans[name] = (position, position + tensor.numel() * tensor.element_size())
+        position = spans[name][1]
+        header[name] = {
+            "dtype": dtype_name(tensor.dtype),
+            "shape": list(tensor.shape),
+            "data_offsets": list(spans[name]),
+        }
+    text = canonical_json(header)
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, spans
 
 
 def unpack_tensors(data: Buffer) -> dict[str, StoredTensor]:

@@ -9,8 +9,15 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+AGENT_VARIABLES: Final = {
+    "PYTHONUNBUFFERED": "1",
+    # Memory of a group or base that was put goes back at once. A threshold that is not fixed grows to 32 MiB with the
+    # first blocks that are freed; from then on threads keep such blocks in heaps of their own, full of holes: an agent
+    # of 10 million parameters held 540 MB at its peak, and 250 MB with it fixed, at no cost in time.
+    "MALLOC_MMAP_THRESHOLD_": str(256 << 10),
+}
 _RESTART_SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0)
 _SHORT_LIFE_SECONDS = 5.0
 _END_SECONDS = 8.0
@@ -96,7 +103,7 @@ class AgentKeeper:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env={**os.environ, **AGENT_VARIABLES},
                 start_new_session=True,
             )
 

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 GROUP_BYTES = 16_000_000
+MOST_GROUP_BYTES = 4 * GROUP_BYTES  # unless one record is larger
 GROUP_SECONDS = 1.0
 RETRY_SECONDS = 0.5
 
@@ -88,9 +89,13 @@ class Ledger:
         )
         if not is_due:
             return None
-        last = min(span.last, first + max(self._group_steps, int(GROUP_BYTES // max(record_bytes, 1))) - 1)
-        self._in_flight = Order(agent, first, last)
+        self._in_flight = Order(agent, first, min(span.last, first + self._most_steps(record_bytes) - 1))
         return self._in_flight
+
+    def _most_steps(self, record_bytes: float) -> int:
+        """Of one group: as many as fill it, or as the job says; but whoever puts it holds it several times over."""
+        fill, bound = (int(size // max(record_bytes, 1)) for size in (GROUP_BYTES, MOST_GROUP_BYTES))
+        return max(1, min(max(self._group_steps, fill), bound))
 
     def done(self, last: int) -> None:
         """The group up to `last` is acknowledged."""

@@ -15,16 +15,20 @@ Parts = Sequence[tuple[str, int]]
 def pack_base(objects: Mapping[str, Any], plain: Mapping[str, Any]) -> tuple[int, Parts]:
     """Write the objects, one after the other, then the plain values as JSON, into a fresh memfd.
 
-    Returns the descriptor (the caller closes it) and each part's name and length in bytes.
+    An object is a buffer, or a list of buffers that follow each other. Returns the descriptor (the caller closes it)
+    and each part's name and length in bytes.
     """
     assert "plain" not in objects, "the name of the plain values"
-    views = [*((name, _bytes_of(objects[name])) for name in sorted(objects))]
-    views.append(("plain", memoryview(json.dumps(plain).encode())))
     fd = os.memfd_create("openclaw-base", os.MFD_CLOEXEC)
     offset = 0
-    for _, view in views:
-        offset += _write_all(fd, view, offset)
-    return fd, [(name, len(view)) for name, view in views]
+    parts = []
+    for name in [*sorted(objects), "plain"]:
+        data = json.dumps(plain).encode() if name == "plain" else objects[name]
+        begun = offset
+        for buffer in data if isinstance(data, list) else [data]:
+            offset += _write_all(fd, _bytes_of(buffer), offset)
+        parts.append((name, offset - begun))
+    return fd, parts
 
 
 class BaseCopy:

@@ -6,7 +6,6 @@ import os
 from typing import Any
 
 from openclaw_tasks.exact.finite import has_non_finite
-from openclaw_tasks.exact.snapshot import Snapshot
 from openclaw_tasks.exact.state import TrainState
 from openclaw_tasks.training.base_copy import pack_base
 from openclaw_tasks.training.control import ControlChannel
@@ -22,10 +21,9 @@ def report_boundary(line: ControlChannel, state: TrainState, *, carries_base: bo
     if not carries_base:
         line.send({**message, **_digests(state)})
         return
-    snapshot = state.snapshot()
-    message |= _digests(snapshot)
+    message |= _digests(state)
     line.send(message)
-    if has_non_finite(snapshot):
+    if has_non_finite(state):
         line.send(
             {
                 "type": "base-refused",
@@ -34,13 +32,13 @@ def report_boundary(line: ControlChannel, state: TrainState, *, carries_base: bo
             }
         )
         return
-    fd, parts = pack_base(snapshot.objects, snapshot.plain)
+    fd, parts = pack_base(*state.live_parts())
     try:
         line.send({**message, "type": "base", "parts": parts}, fds=[fd])
     finally:
         os.close(fd)
 
 
-def _digests(state: TrainState | Snapshot) -> dict[str, str]:
+def _digests(state: TrainState) -> dict[str, str]:
     weights, whole = state.digests()
     return {"weights_digest": weights, "state_digest": whole}

@@ -6,14 +6,18 @@ gang (nobody has a state: rank 0 restores it from storage, or makes the first on
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from openclaw_tasks.collectives.transport import Dynamic, Transport
-from openclaw_tasks.exact.record import Record, seal_record
+from openclaw_tasks.exact.record import Buffer, Record, byte_view, seal_record
 from openclaw_tasks.exact.snapshot import Snapshot
+from openclaw_tasks.exact.state import TrainState
 from openclaw_tasks.training.build import Training
 
 _MAX_STANDING_BYTES = 1024
@@ -93,7 +97,10 @@ def _hand_out(
     deadline_seconds: float,
     on_idle: Callable[[], None],
 ) -> None:
-    """The last record to those one step behind, the whole state to the others: a description, then the bytes."""
+    """The last record to those one step behind, the whole state to the others: a description, then the bytes.
+
+    Of the state the live tensors themselves are sent: nothing changes them before the exchange is over.
+    """
     state = member.training.state
     descriptions: dict[int, list[bytes]] = {}
     bodies: dict[int, list[Any]] = {}
@@ -104,22 +111,22 @@ def _hand_out(
             description = {"kind": "record", "bytes": len(member.last_record)}
             descriptions[rank], bodies[rank] = [json.dumps(description).encode()], [member.last_record]
             continue
-        whole = whole or _describe(state.snapshot())
+        whole = whole or _describe(state)
         descriptions[rank], bodies[rank] = [whole[0]], whole[1]
     for sends in (descriptions, bodies):
         transport.exchange(sends, {}, deadline_seconds=deadline_seconds, on_idle=on_idle)
 
 
-def _describe(snapshot: Snapshot) -> tuple[bytes, list[Any]]:
-    names = sorted(snapshot.objects)
+def _describe(state: TrainState) -> tuple[bytes, list[Any]]:
+    objects, plain = state.live_parts()
     description = {
         "kind": "state",
-        "step": snapshot.step,
-        "applied": snapshot.applied,
-        "plain": snapshot.plain,
-        "objects": [[name, len(snapshot.objects[name])] for name in names],
+        "step": state.step,
+        "applied": state.applied,
+        "plain": plain,
+        "objects": [[name, [byte_view(part).nbytes for part in parts]] for name, parts in objects.items()],
     }
-    return json.dumps(description).encode(), [snapshot.objects[name] for name in names]
+    return json.dumps(description).encode(), [part for parts in objects.values() for part in parts]
 
 
 def _take(
@@ -131,18 +138,24 @@ def _take(
     )[source][0]
     assert first is not None
     description = json.loads(bytes(first))
-    lengths = [description["bytes"]] if description["kind"] == "record" else [n for _, n in description["objects"]]
-    bodies = [bytearray(length) for length in lengths]
-    transport.exchange({}, {source: bodies}, deadline_seconds=deadline_seconds, on_idle=on_idle)
     if description["kind"] == "record":
-        member.take_record(Record.parse(bodies[0]))
+        record = bytearray(description["bytes"])
+        transport.exchange({}, {source: [record]}, deadline_seconds=deadline_seconds, on_idle=on_idle)
+        member.take_record(Record.parse(record))
         return
-    names = [name for name, _ in description["objects"]]
+    objects: dict[str, Buffer] = {}
+    bodies: list[memoryview] = []
+    for name, lengths in description["objects"]:
+        whole = np.empty(sum(lengths), np.uint8).data  # not cleared: every byte of it is received
+        objects[name] = whole
+        ends = itertools.accumulate(lengths)
+        bodies += [whole[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+    transport.exchange({}, {source: bodies}, deadline_seconds=deadline_seconds, on_idle=on_idle)
     member.training.state.restore(
         Snapshot(
             step=description["step"],
             applied=description["applied"],
-            objects=dict(zip(names, bodies, strict=True)),
+            objects=objects,
             plain=description["plain"],
         )
     )

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from openclaw_tasks.gang.zygote import RANK_VARIABLES
@@ -17,12 +17,13 @@ Answer = dict[str, Any]
 class AskedProcess:
     """Starts `python -m MODULE`, which calls `answer_all`; ends it with the body."""
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, variables: Mapping[str, str] = RANK_VARIABLES) -> None:
+        """`variables` of its environment decide how memory and threads are used: a rank's own by default."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **RANK_VARIABLES},  # memory and threads are used as in a rank
+            env={**os.environ, **variables},
             text=True,
         )
 

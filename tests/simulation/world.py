@@ -133,10 +133,10 @@ class World:
             case Create(_, key, data):
                 if key in objects:
                     return AlreadyExistsError(f"{key} exists")
-                objects[key] = data
+                objects[key] = bytes(data)
                 self._written(operation.target, key)
             case Replace(_, key, data):
-                objects[key] = data
+                objects[key] = bytes(data)
                 self._written(operation.target, key)
             case Read(_, key):
                 return objects[key] if key in objects else NotFoundError(f"no {key}")

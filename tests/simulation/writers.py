@@ -249,7 +249,7 @@ class Writer:
         )
         if self.cast.left_out == "parts before manifest":
             yield from create_everywhere(code, manifest.key, manifest.to_bytes())
-        steps = commit_base(code, manifest, objects)
+        steps = commit_base(code, RUN, self.epoch, objects, lambda: manifest)
         if self.cast.left_out == "fence check":
             steps = blind_to_claims(steps, self.epoch)
         yield from steps
