@@ -242,8 +242,6 @@ class Supervisor:
         if difference is not None:
             self._fail(difference)
             return
-        size = message["full_checkpoint_bytes"]
-        self.board.update(lambda facts: setattr(facts, "full_checkpoint_bytes", size))
         self._feed(machine.RankReady(member, (self._reception.host_of(known.agent), message["port"])))
 
     def _rank_of(self, member: int) -> int | None:
@@ -277,6 +275,8 @@ class Supervisor:
         facts_of_step = {key: message[key] for key in ("weights_digest", "state_digest", "applied")}
         if self.board.read(lambda facts: step not in facts.digests):
             self._events.emit("boundary", step=step, **facts_of_step)
+        size = message["full_bytes"]
+        self.board.update(lambda facts: setattr(facts, "full_checkpoint_bytes", size))
         self.board.update(lambda facts: facts.digests.setdefault(step, facts_of_step))
         if self._keeping is not None:
             self._keeping.hurry(step)

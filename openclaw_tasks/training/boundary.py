@@ -17,7 +17,9 @@ def report_boundary(line: ControlChannel, state: TrainState, *, carries_base: bo
     The copy is finished before this returns, so the next step cannot reach into it, and it lives in the agent's
     memory from then on, so it outlives this rank.
     """
-    message: dict[str, Any] = {"type": "boundary", "step": state.step, "applied": state.applied}
+    # The size is told again: an optimizer makes its state in its first step.
+    size = state.size_bytes()
+    message: dict[str, Any] = {"type": "boundary", "step": state.step, "applied": state.applied, "full_bytes": size}
     if not carries_base:
         line.send({**message, **_digests(state)})
         return

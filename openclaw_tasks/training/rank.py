@@ -71,7 +71,6 @@ class Rank:
                 "port": self._listener.port,
                 "fingerprints": dict(self._training.fingerprints),
                 "layout": self._training.state.layout.digest(),
-                "full_checkpoint_bytes": self._training.state.size_bytes(),
             },
             fds=[self._ring.fd],
         )
