@@ -286,6 +286,7 @@ def assert_exact(outcome: Outcome, *, steps_lost: int = 0) -> Report:
     assert report.weights_digest == facts[-1].weights_digest
     assert report.applied == facts[-1].applied
     assert report.durable_step == job.steps
+    assert report.full_checkpoint_bytes == facts[-1].full_bytes
     assert_steps_once(outcome)
     for recovery in report.recoveries:
         assert recovery.steps_lost is not None

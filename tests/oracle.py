@@ -36,6 +36,7 @@ class StepFacts:
     record_digest: str
     weights_digest: str
     state_digest: str
+    full_bytes: int
 
 
 def run_undisturbed(job: TrainJob) -> list[StepFacts]:
@@ -77,6 +78,7 @@ def facts_of(training: Training, data: bytes) -> StepFacts:
         record_digest=hashlib.sha256(data).hexdigest(),
         weights_digest=weights_digest,
         state_digest=state_digest,
+        full_bytes=state.size_bytes(),
     )
 
 

@@ -20,6 +20,7 @@ import socket
 import struct
 import subprocess
 import sys
+import traceback
 from typing import Final, NoReturn
 
 from openclaw_tasks.gang.launcher import Launcher, assert_one_thread
@@ -117,6 +118,7 @@ def _is_ours(connection: socket.socket) -> bool:
 
 
 def _become_launcher(listener: socket.socket, connection: socket.socket) -> NoReturn:
+    status = 1
     try:
         listener.close()
         os.setsid()
@@ -126,11 +128,15 @@ def _become_launcher(listener: socket.socket, connection: socket.socket) -> NoRe
         message, fds = received
         _take_over(message["folder"], fds)
         Launcher(line).serve()
+        status = 0
     except ControlClosed:
-        pass  # the agent went before it was served
+        status = 0  # the agent went before it was served
+    except BaseException:
+        traceback.print_exc()
+        raise
     finally:
         # Nothing is left to clean up, and taking torch down in order takes a second.
-        os._exit(0)
+        os._exit(status)
 
 
 def _take_over(folder: str, fds: list[int]) -> None:
