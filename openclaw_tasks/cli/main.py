@@ -172,6 +172,8 @@ def main() -> NoReturn:
     gc.set_threshold(20_000, 20, 20)  # imports make much and drop nothing: looking for garbage takes a tenth of them
     debug = "--debug" in sys.argv[1:]
     signal.signal(signal.SIGTERM, _terminate)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is to be ignored: in the background
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         # The status of an exit that Typer made itself: after --help, and, by version, at Ctrl-C.
         status = app(standalone_mode=False) or 0
@@ -188,14 +190,19 @@ def main() -> NoReturn:
         _complain(str(error))
         status = error.exit_status
     except (KeyboardInterrupt, typer.Abort):
-        _complain("interrupted; the same command goes on where it was")
-        status = _INTERRUPTED
+        status = _say_ended(signal.SIGINT)
     except _Terminated:
-        _complain("told to end (SIGTERM); the same command goes on where it was")
-        status = 128 + signal.SIGTERM
+        status = _say_ended(signal.SIGTERM)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1
+    except Exception:
+        # The process's outermost loop: a library may have made an error of its own of the interruption.
+        if not _told_to_end:
+            raise
+        if debug:
+            traceback.print_exc()
+        status = _say_ended(_told_to_end[0])
     raise SystemExit(status)
 
 
@@ -203,9 +210,26 @@ class _Terminated(BaseException):
     """SIGTERM came: end in order, as at Ctrl-C."""
 
 
+_told_to_end: list[int] = []
+"""The signals that have come, in their order."""
+
+
 def _terminate(number: int, frame: object) -> NoReturn:
+    _told_to_end.append(number)
     signal.signal(number, signal.SIG_IGN)  # it is being obeyed
     raise _Terminated
+
+
+def _interrupt(number: int, frame: object) -> NoReturn:
+    _told_to_end.append(number)
+    raise KeyboardInterrupt
+
+
+def _say_ended(number: int) -> int:
+    """Tell of the signal; the exit status."""
+    what = "interrupted" if number == signal.SIGINT else "told to end (SIGTERM)"
+    _complain(f"{what}; the same command goes on where it was")
+    return 128 + number
 
 
 def _complain_of_words(error: Any) -> None:

@@ -81,7 +81,8 @@ def refusal(path: Path) -> str:
 def openclaw(*words: str) -> tuple[int, str, str]:
     """The command in this process: its status, standard output, standard error."""
     out, err = io.StringIO(), io.StringIO()
-    path, handler = list(sys.path), signal.getsignal(signal.SIGTERM)
+    path = list(sys.path)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         patch.setattr(sys, "argv", ["openclaw", *words])
         try:
@@ -89,7 +90,8 @@ def openclaw(*words: str) -> tuple[int, str, str]:
                 main()
         finally:
             sys.path[:] = path
-            signal.signal(signal.SIGTERM, handler)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
     assert isinstance(ended.value.code, int)
     return ended.value.code, out.getvalue(), err.getvalue()
 
