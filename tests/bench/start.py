@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 import psutil
 from commands import Started, events_of
 
+from bench import start_imports
 from bench.measures import Measure, at_most, median, plain, spread
 from openclaw_tasks.observe.events import Event
 
@@ -49,6 +50,7 @@ def run(short: bool) -> list[Measure]:
     return [
         *_measures("fresh server", fresh, FRESH_LIMIT_SECONDS),
         *_measures("running server", running, RUNNING_LIMIT_SECONDS),
+        *start_imports.measures(2 if short else start_imports.REPEATS),
     ]
 
 
