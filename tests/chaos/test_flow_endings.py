@@ -41,9 +41,11 @@ def test_kill_flow_ends_with_137_and_the_same_command_goes_on(drills: Drills, ca
     goes_on_to_the_same_bits(drills, "killed", calm)
     resumed = drills.resumed_steps("killed")[1]
     assert resumed in (15, 16)
-    # None is computed twice; those that the ranks ended after the flow's death nobody could report.
+    # None is computed twice. Those that the ranks ended at the flow's death nobody could report: of step 14 it may have
+    # been told after one rank was at the point of step 15 where the flow is struck.
     steps = [event["step"] for event in drills.events("killed", "step")]
-    assert steps == [*range(1, 15), *range(resumed + 1, STEPS + 1)]
+    later = [*range(resumed + 1, STEPS + 1)]
+    assert steps in ([*range(1, 14), *later], [*range(1, 15), *later])
     first, second = drills.api.flow_runs("killed")
     assert (first["state"]["type"], second["state"]["type"]) == ("CRASHED", "COMPLETED")
     assert second["id"] in first["state"]["message"]
