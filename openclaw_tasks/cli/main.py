@@ -13,7 +13,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from openclaw_tasks.errors import DamagedError, OpenClawError, RecipeStepError
+from openclaw_tasks import interruption
+from openclaw_tasks.errors import DamagedError, OpenClawError, RecipeStepError, RunCancelledError
 
 # Typer brings click along, under a private name or as a package of its own, by version; its public errors derive
 # from click's.
@@ -171,9 +172,7 @@ def main() -> NoReturn:
     sys.path[:] = [entry for entry in sys.path if entry]
     gc.set_threshold(20_000, 20, 20)  # imports make much and drop nothing: looking for garbage takes a tenth of them
     debug = "--debug" in sys.argv[1:]
-    signal.signal(signal.SIGTERM, _terminate)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is to be ignored: in the background
-        signal.signal(signal.SIGINT, _interrupt)
+    interruption.listen()
     try:
         # The status of an exit that Typer made itself: after --help, and, by version, at Ctrl-C.
         status = app(standalone_mode=False) or 0
@@ -183,46 +182,32 @@ def main() -> NoReturn:
         _complain_of_words(error)
         status = 2
     except OpenClawError as error:
+        number = interruption.first_told()
         if debug:
             traceback.print_exc()
         elif isinstance(error, RecipeStepError):
             print(error.traceback_text, file=sys.stderr, end="")
-        _complain(str(error))
-        status = error.exit_status
+        if number is not None and isinstance(error, RunCancelledError):
+            status = _say_ended(number)
+        else:
+            _complain(str(error))
+            status = error.exit_status
     except (KeyboardInterrupt, typer.Abort):
         status = _say_ended(signal.SIGINT)
-    except _Terminated:
+    except interruption.Terminated:
         status = _say_ended(signal.SIGTERM)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1
     except Exception:
         # The process's outermost loop: a library may have made an error of its own of the interruption.
-        if not _told_to_end:
+        number = interruption.first_told()
+        if number is None:
             raise
         if debug:
             traceback.print_exc()
-        status = _say_ended(_told_to_end[0])
+        status = _say_ended(number)
     raise SystemExit(status)
-
-
-class _Terminated(BaseException):
-    """SIGTERM came: end in order, as at Ctrl-C."""
-
-
-_told_to_end: list[int] = []
-"""The signals that have come, in their order."""
-
-
-def _terminate(number: int, frame: object) -> NoReturn:
-    _told_to_end.append(number)
-    signal.signal(number, signal.SIG_IGN)  # it is being obeyed
-    raise _Terminated
-
-
-def _interrupt(number: int, frame: object) -> NoReturn:
-    _told_to_end.append(number)
-    raise KeyboardInterrupt
 
 
 def _say_ended(number: int) -> int:

@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Any
 
+from openclaw_tasks import interruption
 from openclaw_tasks.checkpoint.reader import RunReader
 from openclaw_tasks.checkpoint.writer import RunWriter
 from openclaw_tasks.config.faults import Fault, parse_faults
@@ -177,6 +178,7 @@ class Session:
     @contextlib.contextmanager
     def stage(self, name: str, segment: int | None = None, attempt: int = 1) -> Iterator[None]:
         """The body is a stage: its time goes into the event log."""
+        interruption.raise_again()
         begun = time.monotonic()
         try:
             yield
@@ -224,6 +226,8 @@ class Session:
     ) -> None:
         """End every process of the run, flush its log, give it free."""
         self.ended_by = error
+        if error is not None:
+            interruption.obey()
         try:
             if error is not None and self.writer is not None:
                 self._end_early(self.writer, error)

@@ -46,3 +46,32 @@ def test_an_error_that_nobody_foresaw_keeps_its_traceback() -> None:
     ended = subprocess.run([*words[:2], script, *words[3:]], capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 1
     assert ended.stderr.endswith("ValueError: a library's own\n")
+
+
+SWALLOWING = """
+import os, signal, sys
+from openclaw_tasks import interruption
+
+interruption.listen()
+try:
+    os.kill(os.getpid(), int(sys.argv[1]))
+except BaseException:
+    pass
+try:
+    interruption.raise_again()
+except BaseException as error:
+    print(type(error).__name__)
+interruption.obey()
+interruption.raise_again()
+print(interruption.first_told())
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(signal.SIGINT, "KeyboardInterrupt"), (signal.SIGTERM, "Terminated"), (0, None)]
+)
+def test_a_signal_that_was_swallowed_is_raised_again_until_it_is_obeyed(number: int, kind: str | None) -> None:
+    words = [sys.executable, "-c", SWALLOWING, str(int(number))]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    told = [kind, str(int(number))] if kind is not None else ["None"]
+    assert ended.stdout.split() == told
