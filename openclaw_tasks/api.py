@@ -70,8 +70,10 @@ def train(
         # Prefect in this process.
         from openclaw_tasks.gang.zygote import Zygote
 
-        zygote = None if job.cluster.address else Zygote()
-        stack.callback(zygote.close if zygote is not None else lambda: None)
+        zygote = None
+        if job.cluster.address is None:
+            zygote = Zygote()
+            stack.callback(zygote.close)
 
         from openclaw_tasks.steps.server import join_server
 

@@ -53,18 +53,11 @@ def _storage(event: Event) -> Line:
         return logging.WARNING, f"storage: {event['problem']}; tried again"
     if event["problem"] is None:
         return logging.INFO, f"target {event['target']} is back; what it lacks is put there again"
+    text = f"target {event['target']} is gone ({event['problem']}); the others hold all that is needed"
     spare = event.get("spare")
-    left = (
-        ""
-        if spare is None
-        else f"; {spare} more may be lost"
-        if spare > 0
-        else "; no other may be lost until it is back"
-    )
-    return (
-        logging.WARNING,
-        f"target {event['target']} is gone ({event['problem']}); the others hold all that is needed{left}",
-    )
+    if spare is not None:
+        text += f"; {spare} more may be lost" if spare > 0 else "; no other may be lost until it is back"
+    return logging.WARNING, text
 
 
 def _durable(event: Event) -> Line | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from bad_jobs import SOUND
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,34 +18,7 @@ from openclaw_tasks.config.job import TrainJob
 from openclaw_tasks.config.units import parse_duration_seconds, parse_rate, parse_size_bytes
 from openclaw_tasks.errors import JobError
 
-DOCUMENT: dict[str, Any] = {
-    "run": "a-run",
-    "recipe": "m.n:C",
-    "recipe_args": {"width": 8, "data": "x/*.txt"},
-    "seed": 1,
-    "steps": 40,
-    "segment_steps": 10,
-    "global_batch": 16,
-    "logical_shards": 8,
-    "threads_per_rank": 1,
-    "clip_norm": 1.0,
-    "codec": "bf16",
-    "cluster": {"workers": 2, "host": "127.0.0.1"},
-    "store": {
-        "targets": ["file://a", "file://b", "file://c"],
-        "redundancy": 1,
-        "group_steps": 8,
-        "deadline": "10s",
-    },
-    "fault_tolerance": {
-        "max_rollback_steps": 50,
-        "max_unprotected_steps": 64,
-        "max_unprotected_bytes": "1GB",
-        "max_retries": 3,
-        "lease": 10,
-        "max_skipped_steps": 10,
-    },
-}
+DOCUMENT: dict[str, Any] = {**SOUND, "global_batch": 16, "cluster": {"workers": 2, "host": "127.0.0.1"}}
 KEYS = [(key,) for key in DOCUMENT] + [
     (section, key) for section in ("cluster", "store", "fault_tolerance") for key in DOCUMENT[section]
 ]
