@@ -73,7 +73,7 @@ def train(
         zygote = None
         if job.cluster.address is None:
             zygote = Zygote()
-            stack.callback(zygote.close)
+            stack.callback(zygote.close)  # it ends with the gang, or here if there never is one
 
         from openclaw_tasks.steps.server import join_server
 

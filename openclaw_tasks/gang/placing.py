@@ -122,7 +122,7 @@ class DaskPlacement:
     """Agents beside Dask workers: of a cluster on this machine, or of one that exists."""
 
     def __init__(self, job: TrainJob, zygote: Zygote | None = None) -> None:
-        """`zygote`: of this host, for a cluster on this machine; one is started, and ended, if it is None."""
+        """`zygote`: of this host, for a cluster on this machine, or None for one of its own; ends with the agents."""
         self._job = job
         self._zygote = zygote
         self._stack = contextlib.ExitStack()
@@ -134,10 +134,8 @@ class DaskPlacement:
     def _start(self, config: dict[str, Any]) -> None:
         address = self._job.cluster.address
         if address is None:
-            zygote = self._zygote
-            if zygote is None:
-                zygote = Zygote()  # first: what it imports takes longest
-                self._stack.callback(zygote.close)
+            zygote = self._zygote or Zygote()  # first: what it imports takes longest
+            self._stack.callback(zygote.close)
             config = {**config, "zygote": zygote.address}
 
         import dask

@@ -125,11 +125,11 @@ def test_three_damaged_targets_are_status_1_and_one_line(drills: Drills, copied:
 def test_damaged_stripes_of_three_targets_are_named_by_step(drills: Drills, copied: list[Path]) -> None:
     """HarperFast/harper#2016: damage in the middle of the log is an error that names the steps, never its end."""
     groups = sorted((copied[0] / "calm" / "log").glob("*/*"), key=lambda group: int(group.name.partition(".")[0]))
-    middle = groups[len(groups) // 2]
-    first, last = middle.name.split(".")[1].split("-")
+    *_, inner, _ = groups  # how many there are depends on how fast they went into storage
+    first, last = inner.name.split(".")[1].split("-")
     assert int(last) < STEPS
     for target in copied[:3]:
-        (stripe,) = (target / middle.relative_to(copied[0])).iterdir()
+        (stripe,) = (target / inner.relative_to(copied[0])).iterdir()
         data = stripe.read_bytes()
         stripe.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     ended = ask(drills, "verify", copied)
