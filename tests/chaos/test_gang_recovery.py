@@ -35,7 +35,8 @@ def test_a_rank_killed_while_the_others_form_anew_changes_no_bit(gang: GangRuns,
         scene.strike(other)
 
     job = gang.job("Everything", workers=4, recipe_args=SLOWLY, steps=24)
-    report = assert_exact(gang.run(job, disturb=kill))
+    # The two may have been the only ones that had done the last step: nobody lives to hand it on.
+    report = assert_exact(gang.run(job, disturb=kill), steps_lost=1)
     assert [recovery.cause for recovery in report.recoveries] == [KILLED] * 2
 
 
