@@ -268,7 +268,7 @@ def assert_exact(outcome: Outcome, *, steps_lost: int = 0) -> Report:
     """The run reached its end with the bits of the undisturbed run, in every step that anybody can see.
 
     Digests at each boundary and at the end, each step's loss, each record in storage, no step done twice. Only when
-    no rank is left that had done them may steps be computed again: `steps_lost` of them at most, and the report says so.
+    no rank is left that had done them may steps be done again: `steps_lost` of them at most, and the report says so.
     """
     if outcome.error is not None:
         raise outcome.error
