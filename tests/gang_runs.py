@@ -327,6 +327,7 @@ def assert_steps_once(outcome: Outcome) -> int:
         assert event["items"] == expected.items
         if event["step"] not in skipped:
             assert event["loss"] == expected.loss / expected.items, f"loss of step {event['step']}"
+    return repeated
 
 
 def assert_log_exact(job: TrainJob, *, through: int | None = None) -> None:
