@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import signal
 import sqlite3
 import uuid
 from collections.abc import Iterator
@@ -32,6 +33,12 @@ NUM_WARM_AGENTS = 4
 SEED = "OPENCLAW_TEST_SEED"
 """Set it to what a failed test has printed, to strike at the same steps again."""
 _WARM = pytest.StashKey[WarmAgents]()
+
+
+def pytest_configure() -> None:
+    """A script that starts the tests in the background has SIGINT ignored, and so would all that the tests start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
