@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Sequence
 from datetime import datetime
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from openclaw_tasks import api
 from openclaw_tasks.cli.training import program, watcher, write_report
-from openclaw_tasks.config.home import forget_entry, home, run_folder
+from openclaw_tasks.config.home import forget_run, home, run_folder
 from openclaw_tasks.config.job import TrainJob
 from openclaw_tasks.config.output_file import check_output_file
 from openclaw_tasks.errors import DigestMismatchError
@@ -61,8 +60,7 @@ def run_demo(set_: Sequence[str], report_file: Path | None, *, as_json: bool, de
             f"the undisturbed with {reference.state_digest}"
         )
     # It has served; its log is several times the demo's own.
-    shutil.rmtree(run_folder(reference.run))
-    forget_entry(reference.run)
+    forget_run(reference.run)
 
 
 def _reference(job: TrainJob, *, debug: bool) -> Report:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -107,8 +108,9 @@ def read_entry(run: str) -> RunEntry | None:
     return entry
 
 
-def forget_entry(run: str) -> None:
-    """Take `run` out of the index."""
+def forget_run(run: str) -> None:
+    """Remove what this machine keeps of `run`: its folder, with the targets in it, and its entry in the index."""
+    shutil.rmtree(run_folder(run))
     _entry_path(run).unlink(missing_ok=True)
 
 

@@ -6,14 +6,13 @@ import itertools
 import math
 import os
 import random
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.measures import Measure, at_most, median, must_be, plain, spread
 from openclaw_tasks.config.faults import parse_faults
-from openclaw_tasks.config.home import forget_entry, run_folder
+from openclaw_tasks.config.home import forget_run
 from openclaw_tasks.config.job import TrainJob
 from openclaw_tasks.gang.placing import WarmAgents
 from openclaw_tasks.gang.plain_run import train_plainly
@@ -125,8 +124,7 @@ class Trials:
         job = self.job(steps, f"trial-{next(self._runs)}")
         report = train_plainly(job, self._agents.placement(RANKS), faults=parse_faults(faults, job), prove=False)
         trial = Trial(read_events(job.run))
-        shutil.rmtree(run_folder(job.run))
-        forget_entry(job.run)
+        forget_run(job.run)
         return report.weights_digest, trial
 
 
